@@ -17,7 +17,8 @@ code 2: raise `click.BadParameter` or `click.UsageError`.
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import click
@@ -31,12 +32,23 @@ EXIT_INTERRUPTED = 130  # what a shell reports for Ctrl-C
 class _ErrorPolicy(click.Group):
     """A group whose user never sees a traceback."""
 
-    def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        """Show the commands in the order of this file."""
+        return list(self.commands)
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        **extra: Any,
+    ) -> Any:
         """Run a command line and exit: 0 done, 1 refused, 2 wrong usage, 130 interrupted."""
-        if not standalone_mode:
-            return super().main(*args, standalone_mode=False, **extra)
-        run = super().main
-        sys.exit(_exit_code(lambda: run(*args, standalone_mode=False, **extra)))
+        run = partial(super().main, args, prog_name, complete_var, standalone_mode=False, **extra)
+        if standalone_mode:
+            sys.exit(_exit_code(run))
+        return run()
 
 
 def _exit_code(run: Callable[[], Any]) -> int:
@@ -83,21 +95,14 @@ def _drop_stdout() -> None:
     os.close(nowhere)
 
 
-class Quantity(click.ParamType):
-    """A number a person writes: 2e9, 1.3B, 4.64e18."""
+def quantity(text: str | float) -> float:
+    """Read an option such as 2e9, 1.3B or 4.64e18; use it as `type=quantity`."""
+    from loopworth.quantities import parse_quantity
 
-    name = "quantity"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        """Return the number; what cannot be read is wrong usage."""
-        from loopworth.quantities import parse_quantity
-
-        try:
-            return parse_quantity(str(value))
-        except ValueError as problem:
-            self.fail(str(problem), param, ctx)
+    try:
+        return parse_quantity(str(text))
+    except ValueError as problem:
+        raise click.BadParameter(str(problem)) from None
 
 
 @click.group(
@@ -110,15 +115,17 @@ def main() -> None:
     """Measure what a recurrence is worth in a looped language model.
 
     A looped model runs one block of layers r times. loopworth fits the law
-    L = E + A * (N_once + r^phi * N_rec)^-alpha + B * D^-beta
-    to training runs and reports phi with its interval: phi = 1 means that a recurrence is worth as
-    much as new layers, phi = 0 that it adds nothing to sharing them.
 
-    Units: loss in nats per token, D in training tokens, N in parameters, budgets in FLOPs.
+      L = E + A * (N_once + r^phi * N_rec)^-alpha + B * D^-beta
+
+    to training runs and reports phi with its interval: phi = 1 means that a recurrence is worth as
+    much as a layer with weights of its own, phi = 0 that it adds nothing.
+
+    Units: loss L in nats per token, D in training tokens, N in parameters, budgets in FLOPs.
     Quantities can be written 2e9, 1.3B or 4.64e18.
 
     \b
-    Example:
+    Examples:
       loopworth fit                      the 116 published runs that come with the package
       loopworth fit my_runs.csv --json   your own runs, one JSON object on stdout
 
@@ -127,13 +134,14 @@ def main() -> None:
     """
 
 
+# `completion` stays the last command of the file, and of `--help`.
 @main.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
     """Print the completion script of a shell.
 
     \b
-    Example:
+    Examples:
       loopworth completion bash >> ~/.bashrc
       loopworth completion fish > ~/.config/fish/completions/loopworth.fish
     """
