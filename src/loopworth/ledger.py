@@ -1,0 +1,326 @@
+"""Parameters and FLOPs of a looped transformer, tensor by tensor and visit by visit.
+
+A visit is one pass of a token through a tensor. A weight costs 2 FLOPs a parameter on a visit
+without gradient and 6 on one with gradient; attention scores cost 4 d T and 12 d T a layer visit
+(full T x T, no causal halving). Lookups and the three global norms are free. These are the counts
+of arXiv 2604.21106 and its public code, on which the published tokens rest: D = C / FLOPs per
+token, so a wrong count moves phi without a trace.
+"""
+
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from typing import Any, Literal, get_args
+
+from loopworth.spec import ModelSpec
+
+Group = Literal["embedding", "prelude", "recur", "injection", "coda", "norm", "head"]
+CountInjection = Literal["recurrent", "once", "excluded"]
+
+REFERENCE_BATCH_TOKENS = 2**18  # tokens a step in the published runs
+
+
+@dataclass(frozen=True, slots=True)
+class Convention:
+    """Where the injection, the norm vectors and the embeddings are counted.
+
+    The convention moves phi as much as the methods do, so it has a name and travels with phi.
+    injection  recurrent: in n_rec (default); once: in n_once; excluded: in neither
+    norms      count the norm vectors: block norms with their block, the three global ones in n_once
+    embeddings count the token embedding and the head in n_once
+
+    >>> Convention("once").name
+    'injection once, norms in, embeddings out'
+    """
+
+    injection: CountInjection = "recurrent"
+    norms: bool = True
+    embeddings: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse an unknown place for the injection."""
+        if self.injection not in get_args(CountInjection):
+            raise ValueError(
+                f"injection={self.injection!r} is not a way to count the injection layer; "
+                "use 'recurrent', 'once' or 'excluded'"
+            )
+
+    @property
+    def name(self) -> str:
+        """The convention in words."""
+        norms, embeddings = ("in" if flag else "out" for flag in (self.norms, self.embeddings))
+        return f"injection {self.injection}, norms {norms}, embeddings {embeddings}"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRow:
+    """One tensor, summed over the `layers` of its group that have one of its shape.
+
+    parameters counts the stored numbers, visits the passes of one token in training; FLOPs are per
+    token. kind is matrix, vector, lanes, norm, lookup, or scores (attention: FLOPs, no parameters).
+    """
+
+    name: str
+    group: Group
+    kind: str
+    layers: int
+    parameters: int
+    visits_forward: int | float
+    visits_gradient: int | float
+    train_flops_per_token: float
+    inference_flops_per_token: float
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """Parameters under a convention; n_unique is n_once + n_rec.
+
+    n_injection is what the injection layer holds, wherever the convention puts it.
+    """
+
+    n_once: int
+    n_rec: int
+    n_injection: int
+    n_unique: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """The account of one spec: its rows, and the sums that the laws need."""
+
+    spec: ModelSpec
+    rows: tuple[TensorRow, ...]
+
+    def count(self, convention: Convention | None = None) -> Count:
+        """Return the parameters used once and the parameters that recur, under a convention.
+
+        >>> ledger(ModelSpec.from_scale(10)).count(Convention("once"))
+        Count(n_once=20487040, n_rec=19665920, n_injection=819200, n_unique=40152960)
+        """
+        convention = convention or Convention()
+        once = rec = injection = 0
+        for row in self.rows:
+            if row.kind == "norm" and not convention.norms:
+                continue
+            if row.group == "injection":
+                injection += row.parameters
+            elif row.group == "recur":
+                rec += row.parameters
+            elif row.group not in ("embedding", "head") or convention.embeddings:
+                once += row.parameters
+        once += injection if convention.injection == "once" else 0
+        rec += injection if convention.injection == "recurrent" else 0
+        return Count(once, rec, injection, once + rec)
+
+    def n_eff(self, gain: float, convention: Convention | None = None) -> float:
+        """Return n_once + gain * n_rec: gain is 1 for shared layers, r for unrolled ones.
+
+        >>> ledger(ModelSpec.from_scale(10)).n_eff(4 ** 0.45) / 1e6
+        57.9...
+        """
+        count = self.count(convention)
+        return count.n_once + gain * count.n_rec
+
+    @property
+    def parameters(self) -> int:
+        """All stored parameters, with embeddings and norms."""
+        return sum(row.parameters for row in self.rows)
+
+    @property
+    def train_flops_per_token(self) -> float:
+        """FLOPs of forward and backward pass, per training token, at full context.
+
+        >>> ledger(ModelSpec.from_scale(10)).train_flops_per_token
+        1047336960
+        """
+        return sum(row.train_flops_per_token for row in self.rows)
+
+    @property
+    def inference_flops_per_token(self) -> float:
+        """FLOPs of a forward pass, per token, at full context (the spec's)."""
+        return sum(row.inference_flops_per_token for row in self.rows)
+
+    def decode_flops_per_token(self, context: int) -> float:
+        """Return the FLOPs of one generated token that attends to `context` tokens.
+
+        >>> account = ledger(ModelSpec.from_scale(10))
+        >>> account.decode_flops_per_token(2048) == account.inference_flops_per_token
+        True
+        """
+        if context < 0:
+            raise ValueError(
+                f"context={context} is negative; give the tokens attended to, 0 or more"
+            )
+        scores = sum(row.inference_flops_per_token for row in self.rows if row.kind == "scores")
+        rest = self.inference_flops_per_token - scores
+        return rest + scores * context / self.spec.context
+
+    def weight_bytes(self, bytes_per_parameter: float = 2) -> float:
+        """Return the bytes of all stored parameters (2 a parameter: bf16). A loop adds none."""
+        return self.parameters * bytes_per_parameter
+
+    @property
+    def kv_slots(self) -> int | float:
+        """Key-value slots (recurrence, layer) that a token fills: p + r m + c."""
+        return self.spec.effective_layers
+
+    def kv_bytes_per_token(self, bytes_per_value: float = 2) -> float:
+        """Return the bytes of keys and values that a token leaves in a full cache.
+
+        A loop multiplies these: every recurrence of every layer has its own slot.
+
+        >>> ledger(ModelSpec.from_scale(10)).kv_bytes_per_token()
+        51200
+        """
+        return self.kv_slots * 2 * self.spec.kv_heads * self.spec.head_dim * bytes_per_value
+
+    def to_json(self, convention: Convention | None = None) -> dict[str, Any]:
+        """Return the account as a dict that `json.dumps` writes."""
+        convention = convention or Convention()
+        return {
+            "spec": self.spec.to_json(),
+            "spec_hash": self.spec.content_hash(),
+            "convention": asdict(convention) | {"name": convention.name},
+            "count": asdict(self.count(convention)),
+            "parameters": self.parameters,
+            "train_flops_per_token": self.train_flops_per_token,
+            "inference_flops_per_token": self.inference_flops_per_token,
+            "weight_bytes": self.weight_bytes(),
+            "kv_bytes_per_token": self.kv_bytes_per_token(),
+            "kv_slots": self.kv_slots,
+            "tensors": [asdict(row) for row in self.rows],
+        }
+
+
+@lru_cache(maxsize=4096)  # a run table asks for the same few architectures again and again
+def ledger(spec: ModelSpec) -> Ledger:
+    """Return the account of a spec.
+
+    Where recurrence is a mean, FLOPs are those at the mean. Source: arXiv 2604.21106, its code.
+
+    >>> ledger(ModelSpec.from_scale(10)).count().n_unique
+    40152960
+    """
+    d, vocab = spec.d_model, spec.vocab_size
+    loop = (spec.recurrence, spec.gradient_visits)
+    rows = [_free("embedding.token", "embedding", "lookup", vocab * d, (1, 1))]
+    rows += [_free("norm.embedding", "norm", "norm", d, (1, 1))]
+    rows += _layers("prelude", spec, spec.n_prelude, (1, 1))
+    rows += _injection(spec, loop)
+    rows += _layers("recur", spec, spec.n_recur, loop)
+    rows += [_free("norm.recur", "norm", "norm", d, loop)]
+    rows += _layers("coda", spec, spec.n_coda, (1, 1))
+    rows += [_free("norm.final", "norm", "norm", d, (1, 1))]
+    stored = 0 if spec.tied_embeddings else vocab * d  # a tied head is stored as the embedding
+    rows += [_row("head.unembedding", "head", "matrix", 1, stored, (1, 1), weights=vocab * d)]
+    return Ledger(spec, tuple(rows))
+
+
+Visits = tuple[int | float, int | float]  # forward, and those of them that carry gradient
+
+
+def _row(
+    name: str,
+    group: Group,
+    kind: str,
+    layers: int,
+    parameters: int,
+    visits: Visits,
+    *,
+    weights: int | None = None,
+) -> TensorRow:
+    """Charge 2 FLOPs a weight on each visit, and 4 more where there is gradient.
+
+    `weights` is what a visit multiplies, where that differs from the stored parameters.
+    """
+    forward, gradient = visits
+    per_visit = parameters if weights is None else weights
+    train = (2 * forward + 4 * gradient) * per_visit
+    return TensorRow(
+        name, group, kind, layers, parameters, forward, gradient, train, 2 * forward * per_visit
+    )
+
+
+def _free(name: str, group: Group, kind: str, parameters: int, visits: Visits) -> TensorRow:
+    """Make a row whose visits cost nothing: a lookup, or a norm the reference does not charge."""
+    return _row(name, group, kind, 1, parameters, visits, weights=0)
+
+
+def _layers(group: Group, spec: ModelSpec, layers: int, visits: Visits) -> list[TensorRow]:
+    """Return the tensors of `layers` transformer layers, each row the sum over the layers."""
+    if layers == 0:
+        return []
+    d, kv_width, hidden = spec.d_model, spec.kv_heads * spec.head_dim, spec.mlp_width
+    matrices = {
+        "attention.q": d * d,
+        "attention.k": d * kv_width,
+        "attention.v": d * kv_width,
+        "attention.o": d * d,
+    }
+    matrices |= {"mlp.gate": d * hidden} if spec.mlp_kind == "swiglu" else {}
+    matrices |= {"mlp.up": d * hidden, "mlp.down": hidden * d}
+    rows = [
+        _row(f"{group}.{name}", group, "matrix", layers, layers * size, visits)
+        for name, size in matrices.items()
+    ]
+    # Scores and their product with v are 2 d T each: as much as 2 d T weights.
+    scores = layers * 2 * d * spec.context
+    rows.insert(
+        4, _row(f"{group}.attention.scores", group, "scores", layers, 0, visits, weights=scores)
+    )
+    # The reference charges block norms like weights; it is 0.01 % and keeps tokens identical.
+    rows.append(_row(f"{group}.norms", group, "norm", layers, layers * 2 * d, visits))
+    return rows
+
+
+def _injection(spec: ModelSpec, loop: Visits) -> list[TensorRow]:
+    """Return the injection's tensors, all of which are used at each recurrence."""
+    d = spec.d_model
+    if spec.injection == "linear":
+        return [_row("injection.linear", "injection", "matrix", 1, 2 * d * d, loop)]
+    if spec.injection == "diagonal":
+        return [_row("injection.diagonal", "injection", "vector", 1, 2 * d, loop)]
+    if spec.injection == "hyperconnections":
+        # Every recurrence has its own N^2 + 2 N scalars; mixing the lanes with them costs a token
+        # (N^2 + 2 N) d "equivalent parameters" a recurrence.
+        scalars = spec.n_lanes**2 + 2 * spec.n_lanes
+        stored = int(spec.recurrence) * scalars
+        return [_row("injection.lanes", "injection", "lanes", 1, stored, loop, weights=scalars * d)]
+    return []
+
+
+@dataclass(frozen=True, slots=True)
+class Horizon:
+    """How far a budget reaches: whole steps, their tokens, and the FLOPs they really cost."""
+
+    steps: int
+    tokens: int
+    flops: float
+
+
+def horizon(
+    budget_flops: float, flops_per_token: float, batch_tokens: int = REFERENCE_BATCH_TOKENS
+) -> Horizon:
+    """Return the steps a budget buys: round(C / (F B)), ties to the even number as the reference.
+
+    budget_flops C in FLOPs, flops_per_token F as `Ledger.train_flops_per_token`, batch_tokens B in
+    tokens a step. Raises ValueError below half a step. Source: arXiv 2604.21106, its code.
+
+    >>> horizon(1e18, 1047336960).tokens
+    954728448
+    """
+    for name, value in (
+        ("budget_flops", budget_flops),
+        ("flops_per_token", flops_per_token),
+        ("batch_tokens", batch_tokens),
+    ):
+        if not 0 < value < float("inf"):
+            raise ValueError(f"{name}={value} must be a positive, finite number")
+    step_flops = flops_per_token * batch_tokens
+    steps = round(budget_flops / step_flops)
+    if steps < 1:
+        raise ValueError(
+            f"budget_flops={budget_flops:.3g} is less than half a step of {step_flops:.3g} FLOPs "
+            f"({batch_tokens} tokens at {flops_per_token:.3g} FLOPs each); use a larger budget or "
+            "a smaller batch_tokens"
+        )
+    return Horizon(steps, steps * batch_tokens, steps * step_flops)
