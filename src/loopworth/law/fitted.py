@@ -1,0 +1,109 @@
+"""A fitted law as a value: its constants, its predictions, its JSON form."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from loopworth.law.gain import FloatArray, Gain, make_gain
+from loopworth.law.joint import GAIN
+
+
+@dataclass(frozen=True)
+class FittedLaw:
+    """L = E + A (N_once + g(r) N_rec)^-alpha + B D^-beta with numbers in it.
+
+    `key` names g in the registry, `recurrences` are those of the runs (above 1), and
+    `gain_parameters` its constants. E is in nats per token; A and B are in nats times a power of
+    parameters and of tokens, and mean little alone: they move with alpha, beta and E.
+
+    >>> law = FittedLaw("power", (2.0, 4.0), 28.0, 0.2, 911.0, 0.368, 1.57, (0.46,))
+    >>> round(law.g(4), 3), round(law.phi(4), 3)
+    (1.892, 0.46)
+    >>> law == FittedLaw.from_json(law.to_json())
+    True
+    """
+
+    key: str
+    recurrences: tuple[float, ...]
+    A: float
+    alpha: float
+    B: float
+    beta: float
+    E: float
+    gain_parameters: tuple[float, ...]
+
+    @classmethod
+    def from_theta(cls, gain: Gain, recurrences: FloatArray, theta: FloatArray) -> FittedLaw:
+        """Return the law at one point theta = (a, alpha, b, beta, e, *gain) of the solver."""
+        a, alpha, b, beta, e = (float(x) for x in theta[:GAIN])
+        levels = tuple(float(r) for r in np.unique(recurrences) if r > 1.0)
+        gains = tuple(float(x) for x in theta[GAIN:])
+        return cls(gain.key, levels, math.exp(a), alpha, math.exp(b), beta, math.exp(e), gains)
+
+    @cached_property
+    def gain(self) -> Gain:
+        """The gain g(r) that the constants belong to."""
+        return make_gain(self.key, self.recurrences)
+
+    def g(self, recurrence: float) -> float:
+        """Return how many fresh copies of the block `recurrence` passes are worth.
+
+        Raises ValueError where the law says nothing about that recurrence (`free`).
+        """
+        return self.gain(recurrence, self.gain_parameters)
+
+    def phi(self, recurrence: float) -> float:
+        """Return ln g(r) / ln r, the equivalence exponent at one recurrence above 1."""
+        if not recurrence > 1.0:
+            raise ValueError(f"phi is undefined at recurrence {recurrence:g}; use r above 1")
+        return math.log(self.g(recurrence)) / math.log(recurrence)
+
+    def n_eff(self, n_once: ArrayLike, n_rec: ArrayLike, recurrence: ArrayLike) -> FloatArray:
+        """Return N_once + g(r) N_rec; arguments broadcast, parameters are counts, r is 1 or more."""
+        r = np.asarray(recurrence, dtype=float)
+        levels, level = np.unique(r, return_inverse=True)
+        g, _, _ = self.gain.evaluate(np.array([self.gain_parameters], dtype=float), levels)
+        gains = g[0, level].reshape(r.shape)
+        return np.asarray(n_once, dtype=float) + gains * np.asarray(n_rec, dtype=float)
+
+    def predict(
+        self, n_once: ArrayLike, n_rec: ArrayLike, recurrence: ArrayLike, tokens: ArrayLike
+    ) -> FloatArray:
+        """Return the predicted validation loss in nats per token; arguments broadcast.
+
+        >>> law = FittedLaw("none", (), 400.0, 0.34, 410.0, 0.28, 1.69, ())
+        >>> [round(float(x), 3) for x in law.predict(0, [1e9, 70e9], 1, [20e9, 1.4e12])]
+        [2.579, 1.937]
+        """
+        capacity = self.A * self.n_eff(n_once, n_rec, recurrence) ** -self.alpha
+        return self.E + capacity + self.B * np.asarray(tokens, dtype=float) ** -self.beta
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values; floats keep every bit in a round trip."""
+        return {
+            "law": self.key,
+            "recurrences": list(self.recurrences),
+            "A": self.A,
+            "alpha": self.alpha,
+            "B": self.B,
+            "beta": self.beta,
+            "E": self.E,
+            "gain": dict(zip(self.gain.parameters, self.gain_parameters, strict=True)),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> FittedLaw:
+        """Return the law that `to_json` wrote."""
+        return cls(
+            data["law"],
+            tuple(data["recurrences"]),
+            *(data[name] for name in ("A", "alpha", "B", "beta", "E")),
+            gain_parameters=tuple(data["gain"].values()),
+        )

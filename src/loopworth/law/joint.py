@@ -1,0 +1,210 @@
+"""The joint law of loss and its robust objective, with exact first and second derivatives.
+
+L(N_once, N_rec, r, D) = E + A (N_once + g(r) N_rec)^-alpha + B D^-beta, in nats per token.
+The parameters travel as theta = (a, alpha, b, beta, e, *gain) with A = exp(a), B = exp(b),
+E = exp(e): the form in which arXiv 2604.21106 (appendix on fitting) states its box and its starts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from loopworth.law.gain import FloatArray, Gain
+
+HUBER_DELTA = 1e-3
+"""Where the loss on the log residual turns from quadratic to linear (arXiv 2604.21106)."""
+
+SCALE_PARAMETERS = ("a", "alpha", "b", "beta", "e")
+_LOWER = (-5.0, 0.0, -5.0, 0.0, -3.0)
+_UPPER = (35.0, 2.5, 35.0, 2.5, 2.0)
+A, ALPHA, B, BETA, E, GAIN = range(6)
+"""Columns of theta; the gain's parameters start at column GAIN."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The objective of a batch: values (B,), gradients (B, p) and two curvatures (B, p, p).
+
+    `hessian` is exact, but blind to runs outside the Huber threshold, which add no curvature there.
+    `majorant` is what turns it into the curvature of iteratively reweighted least squares: those
+    runs as parabolas that touch the objective and lie above it.
+    """
+
+    objective: FloatArray
+    gradient: FloatArray
+    hessian: FloatArray
+    majorant: FloatArray
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One law and the runs it is fitted to: all that the solver needs, and nothing else.
+
+    Arrays have one entry a run: parameters, recurrences (1 or more), tokens and loss in nats.
+
+    >>> import numpy as np
+    >>> from loopworth.law.gain import make_gain
+    >>> problem = Problem.of(make_gain("power", [1, 4]), n_once=np.array([0.0, 2e7]),
+    ...     n_rec=np.array([1e8, 3e7]), recurrence=np.array([1.0, 4.0]),
+    ...     tokens=np.array([1e9, 1e9]), val_loss=np.array([2.8, 2.9]))
+    >>> problem.names
+    ('a', 'alpha', 'b', 'beta', 'e', 'phi')
+    """
+
+    gain: Gain
+    n_once: FloatArray
+    n_rec: FloatArray
+    levels: FloatArray
+    level: np.ndarray[tuple[int], np.dtype[np.intp]] = field(repr=False)
+    log_tokens: FloatArray
+    log_loss: FloatArray
+    delta: float = HUBER_DELTA
+
+    @classmethod
+    def of(
+        cls,
+        gain: Gain,
+        *,
+        n_once: FloatArray,
+        n_rec: FloatArray,
+        recurrence: FloatArray,
+        tokens: FloatArray,
+        val_loss: FloatArray,
+        delta: float = HUBER_DELTA,
+    ) -> Problem:
+        """Return the problem for these runs (positive, finite values; checked by the run table)."""
+        levels, level = np.unique(recurrence, return_inverse=True)
+        return cls(
+            gain, n_once, n_rec, levels, level, np.log(tokens), np.log(val_loss), delta
+        )
+
+    def __len__(self) -> int:
+        return len(self.log_loss)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the columns of theta."""
+        return SCALE_PARAMETERS + self.gain.parameters
+
+    @property
+    def lower(self) -> FloatArray:
+        """The lower corner of the box, shape (p,)."""
+        return np.array(_LOWER + self.gain.lower)
+
+    @property
+    def upper(self) -> FloatArray:
+        """The upper corner of the box, shape (p,)."""
+        return np.array(_UPPER + self.gain.upper)
+
+    def log_prediction(self, theta: FloatArray) -> FloatArray:
+        """Return the predicted log loss, shape (B, n), for theta of shape (B, p)."""
+        g, _, _ = self.gain.evaluate(theta[:, GAIN:], self.levels)
+        log_n_eff = np.log(self.n_once + g[:, self.level] * self.n_rec)
+        a, alpha, b, beta, e = (theta[:, k, None] for k in range(GAIN))
+        total: FloatArray = (
+            np.exp(a - alpha * log_n_eff) + np.exp(b - beta * self.log_tokens) + np.exp(e)
+        )
+        return np.log(total)
+
+    def objective(self, theta: FloatArray, weights: FloatArray) -> FloatArray:
+        """Return the summed Huber loss of each row of theta, shape (B,)."""
+        residual = np.abs(self.log_prediction(theta) - self.log_loss)
+        total: FloatArray = (weights * _huber(residual, self.delta)).sum(axis=1)
+        return total
+
+    def evaluate(self, theta: FloatArray, weights: FloatArray) -> Evaluation:
+        """Return the objective with its exact gradient and its curvatures.
+
+        `theta` is (B, p); `weights` (B, n) counts how often each run enters. The model is a
+        log-sum-exp of three terms z_k, so with shares p_k = exp(z_k)/L the Hessian of log L is
+        sum p_k (z_k' z_k'^T + z_k'') - L' L'^T; the Huber loss adds its own curvature where the
+        residual is inside delta.
+        """
+        terms = _Terms(self, theta)
+        residual = np.log(terms.total) - self.log_loss
+        size = np.abs(residual)
+        inside = size <= self.delta
+        psi = weights * np.where(inside, residual, self.delta * np.sign(residual))
+        outside = np.where(inside, 0.0, weights * self.delta / np.maximum(size, self.delta))
+        jacobian = terms.jacobian()
+        transposed = jacobian.transpose(0, 2, 1)
+        hessian = np.matmul(jacobian * (weights * inside - psi)[:, None], transposed)
+        terms.add_curvature(hessian, psi)
+        return Evaluation(
+            (weights * _huber(size, self.delta)).sum(axis=1),
+            np.matmul(jacobian, psi[:, :, None])[:, :, 0],
+            hessian,
+            np.matmul(jacobian * outside[:, None], transposed),
+        )
+
+
+def _huber(size: FloatArray, delta: float) -> FloatArray:
+    return np.where(size <= delta, 0.5 * size * size, delta * (size - 0.5 * delta))
+
+
+class _Terms:
+    """The three terms of the law at theta, their shares of the loss and their derivatives."""
+
+    def __init__(self, problem: Problem, theta: FloatArray) -> None:
+        g, g1, g2 = problem.gain.evaluate(theta[:, GAIN:], problem.levels)
+        level, n_rec = problem.level, problem.n_rec
+        self.count = theta.shape[1]
+        n_eff = problem.n_once + g[:, level] * n_rec
+        self.log_n, self.log_d = np.log(n_eff), problem.log_tokens
+        a, self.alpha, b, beta, e = (theta[:, k, None] for k in range(GAIN))
+        capacity = np.exp(a - self.alpha * self.log_n)
+        data = np.exp(b - beta * self.log_d)
+        floor = np.exp(e)
+        self.total = capacity + data + floor
+        self.capacity, self.data, self.floor = (
+            capacity / self.total,
+            data / self.total,
+            floor / self.total,
+        )
+        # d ln N_eff / d theta_k and its second derivative, one entry a gain parameter.
+        share = n_rec / n_eff
+        gains = range(self.count - GAIN)
+        self.slope = [g1[:, level, k] * share for k in gains]
+        self.bend = [
+            [g2[:, level, k, m] * share - self.slope[k] * self.slope[m] for m in gains]
+            for k in gains
+        ]
+
+    def jacobian(self) -> FloatArray:
+        """Return d log L / d theta, shape (B, p, n)."""
+        out = np.empty((len(self.total), self.count, self.total.shape[1]))
+        out[:, A] = self.capacity
+        out[:, ALPHA] = -self.capacity * self.log_n
+        out[:, B] = self.data
+        out[:, BETA] = -self.data * self.log_d
+        out[:, E] = self.floor
+        for k, slope in enumerate(self.slope):
+            out[:, GAIN + k] = -self.alpha * self.capacity * slope
+        return out
+
+    def add_curvature(self, hessian: FloatArray, psi: FloatArray) -> None:
+        """Add sum psi p_k (z_k' z_k'^T + z_k'') to the Hessian, block by block."""
+
+        def put(i: int, j: int, values: FloatArray) -> None:
+            total = values.sum(axis=1)
+            hessian[:, i, j] += total
+            if i != j:
+                hessian[:, j, i] += total
+
+        capacity, data = psi * self.capacity, psi * self.data
+        put(A, A, capacity)
+        put(A, ALPHA, -capacity * self.log_n)
+        put(ALPHA, ALPHA, capacity * self.log_n**2)
+        put(B, B, data)
+        put(B, BETA, -data * self.log_d)
+        put(BETA, BETA, data * self.log_d**2)
+        put(E, E, psi * self.floor)
+        for k, slope in enumerate(self.slope):
+            weighted = self.alpha * capacity
+            put(A, GAIN + k, -weighted * slope)
+            put(ALPHA, GAIN + k, (weighted * self.log_n - capacity) * slope)
+            for m in range(k + 1):
+                second = self.alpha * slope * self.slope[m] - self.bend[k][m]
+                put(GAIN + m, GAIN + k, weighted * second)

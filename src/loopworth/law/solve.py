@@ -1,0 +1,238 @@
+"""The solver: damped Newton on many problems at once, and the proof that an optimum is global.
+
+The Huber objective is piecewise smooth with a threshold far below the misfit, so first-order
+methods crawl along its kinks (500 random L-BFGS-B starts find the optimum of the paper's table in
+2-17 % of the cases). Here each step uses the exact Hessian, its eigenvalues by their absolute value
+(saddle-free Newton, arXiv 1406.2572), plus a share of the curvature of iteratively reweighted least
+squares that grows when a step fails. Almost every start arrives, and a bootstrap is one batch.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loopworth.law.gain import FloatArray
+from loopworth.law.joint import ALPHA, BETA, GAIN, A, B, E, Problem
+
+_CHUNK = 64  # problems solved together: their arrays stay in a core's cache
+_MAX_STEPS = 200
+_FIRST_DAMPING = 0.1  # share of the reweighted curvature; 0 is Newton, 1 is reweighting
+_TOLERANCE = 1e-12  # predicted decrease over the objective at which a problem is solved
+_FLOOR = 1e-12  # log residual that counts as zero: noiseless tables must end as well
+_AGREE = 1e-7  # relative distance of objectives that are the same optimum
+_ALPHA_SEEDS = (0.1, 0.2, 0.35, 0.6)
+_BETA_SEEDS = (0.2, 0.35, 0.5, 0.8)
+
+
+@dataclass(frozen=True)
+class Solution:
+    """What a batch of starts came to: theta (B, p), objective (B,), converged (B,), steps (B,)."""
+
+    theta: FloatArray
+    objective: FloatArray
+    converged: NDArray[np.bool_]
+    steps: NDArray[np.intp]
+
+
+@dataclass(frozen=True)
+class Optimum:
+    """The best point found from independent seeds, and how many of them agree on it."""
+
+    theta: FloatArray
+    objective: float
+    seeds: int
+    seeds_agreeing: int
+    converged: bool
+    rivals: FloatArray
+    """Other local optima reached, best first, shape (m, p): starts for resampled problems."""
+
+
+def polish(
+    problem: Problem,
+    starts: FloatArray,
+    weights: FloatArray | None = None,
+    fixed: Sequence[int] = (),
+    on_progress: Callable[[int], None] | None = None,
+) -> Solution:
+    """Minimise the objective from each start, every row with its own weights.
+
+    `starts` is (B, p); `weights` (n,) or (B, n), default 1; columns in `fixed` keep their start's
+    value. The box of the problem holds throughout. `on_progress` is told how many rows are done.
+    """
+    starts = np.clip(np.atleast_2d(np.asarray(starts, dtype=float)), problem.lower, problem.upper)
+    rows = len(starts)
+    full = np.ones(len(problem)) if weights is None else np.asarray(weights, dtype=float)
+    full = np.broadcast_to(full, (rows, len(problem)))
+    free = np.array([k for k in range(starts.shape[1]) if k not in set(fixed)], dtype=np.intp)
+
+    def solve(begin: int) -> Solution:
+        part = slice(begin, begin + _CHUNK)
+        solution = _Newton(problem, starts[part], full[part], free).run()
+        if on_progress is not None:
+            on_progress(len(solution.theta))
+        return solution
+
+    begins = range(0, rows, _CHUNK)
+    if len(begins) == 1:
+        return solve(0)
+    # numpy releases the GIL in its inner loops, so threads use the cores without copies.
+    with ThreadPoolExecutor(max_workers=min(len(begins), os.cpu_count() or 1)) as pool:
+        parts = list(pool.map(solve, begins))
+    return Solution(
+        np.concatenate([p.theta for p in parts]),
+        np.concatenate([p.objective for p in parts]),
+        np.concatenate([p.converged for p in parts]),
+        np.concatenate([p.steps for p in parts]),
+    )
+
+
+class _Newton:
+    """One chunk of problems on their way down; a row leaves the chunk when it is solved."""
+
+    def __init__(
+        self, problem: Problem, theta: FloatArray, weights: FloatArray, free: NDArray[np.intp]
+    ) -> None:
+        self.problem, self.weights, self.free = problem, weights, free
+        self.theta = theta.copy()
+        now = problem.evaluate(theta, weights)
+        self.objective, self.gradient = now.objective, now.gradient
+        self.hessian, self.majorant = now.hessian, now.majorant
+        self.damping = np.full(len(theta), _FIRST_DAMPING)
+        self.floor = weights.sum(axis=1) * _FLOOR**2
+        # A step in these coordinates moves the curves at the centre of the data, not at N = 1.
+        self.centre = np.eye(theta.shape[1])
+        self.centre[A, ALPHA] = float(np.log(problem.n_once + problem.n_rec).mean())
+        self.centre[B, BETA] = float(problem.log_tokens.mean())
+
+    def run(self) -> Solution:
+        converged = np.zeros(len(self.theta), dtype=bool)
+        steps = np.zeros(len(self.theta), dtype=np.intp)
+        active = np.arange(len(self.theta))
+        for _ in range(_MAX_STEPS):
+            if not len(active) or not len(self.free):
+                converged[active] = True
+                break
+            steps[active] += 1
+            step, predicted = self._step(active)
+            better = self._try(active, step)
+            small = predicted <= _TOLERANCE * (self.objective[active] + self.floor[active])
+            done = small & ((self.damping[active] < _FIRST_DAMPING) | ~better)
+            converged[active[done]] = True
+            active = active[~done]
+        return Solution(self.theta, self.objective, converged, steps)
+
+    def _step(self, active: NDArray[np.intp]) -> tuple[FloatArray, FloatArray]:
+        """Return the damped Newton step (m, p) and the decrease it predicts (m,)."""
+        theta, gradient = self.theta[active], self.gradient[active]
+        damping = self.damping[active, None]
+        hessian = self.hessian[active] + damping[:, :, None] * self.majorant[active]
+        held = ((theta <= self.problem.lower) & (gradient > 0)) | (
+            (theta >= self.problem.upper) & (gradient < 0)
+        )
+        frozen = np.ones(theta.shape[1], dtype=bool)
+        frozen[self.free] = False
+        held |= frozen
+        # Rows on the box step in their own coordinates, where the box is a box.
+        change = np.where(held.any(axis=1)[:, None, None], np.eye(theta.shape[1]), self.centre)
+        keep = ~held
+        gradient = np.where(keep, gradient, 0.0)
+        hessian = hessian * (keep[:, :, None] & keep[:, None, :])
+        gradient = np.matmul(change.transpose(0, 2, 1), gradient[:, :, None])[:, :, 0]
+        hessian = np.matmul(np.matmul(change.transpose(0, 2, 1), hessian), change)
+        diagonal = np.abs(np.einsum("bii->bi", hessian))
+        scale = np.sqrt(np.maximum(diagonal, 1e-12 * diagonal.max(axis=1, keepdims=True) + 1e-300))
+        curvature, basis = np.linalg.eigh(hessian / (scale[:, :, None] * scale[:, None, :]))
+        slope = np.matmul(basis.transpose(0, 2, 1), (gradient / scale)[:, :, None])[:, :, 0]
+        softened = np.abs(curvature) + 1e-3 * damping + 1e-12
+        step = -np.matmul(basis, (slope / softened)[:, :, None])[:, :, 0] / scale
+        step = np.matmul(change, step[:, :, None])[:, :, 0]
+        step[held] = 0.0
+        return step, (slope * slope / softened).sum(axis=1)
+
+    def _try(self, active: NDArray[np.intp], step: FloatArray) -> NDArray[np.bool_]:
+        """Take the steps that descend; damp the others harder."""
+        trial = np.clip(self.theta[active] + step, self.problem.lower, self.problem.upper)
+        then = self.problem.evaluate(trial, self.weights[active])
+        better = then.objective < self.objective[active]
+        moved, stuck = active[better], active[~better]
+        self.theta[moved] = trial[better]
+        self.objective[moved] = then.objective[better]
+        self.gradient[moved] = then.gradient[better]
+        self.hessian[moved] = then.hessian[better]
+        self.majorant[moved] = then.majorant[better]
+        self.damping[moved] = np.maximum(self.damping[moved] * 0.3, 1e-8)
+        self.damping[stuck] = np.maximum(self.damping[stuck], 1e-4) * 4.0
+        return better
+
+
+def seed_grid(problem: Problem, weights: FloatArray | None = None) -> FloatArray:
+    """Return starts that cover the box: a grid in the exponents and the gain, (m, p).
+
+    E, A and B enter the law linearly, so at each grid point they come from weighted least squares
+    on the relative loss (variable projection) instead of a draw.
+    """
+    loss = np.exp(problem.log_loss)
+    root = np.sqrt(np.ones(len(problem)) if weights is None else weights)
+    seeds = []
+    for alpha, beta, theta in itertools.product(_ALPHA_SEEDS, _BETA_SEEDS, problem.gain.seeds):
+        g, _, _ = problem.gain.evaluate(np.array([theta]), problem.levels)
+        n_eff = problem.n_once + g[0, problem.level] * problem.n_rec
+        columns = np.stack(
+            [n_eff**-alpha, np.exp(-beta * problem.log_tokens), np.ones(len(problem))], axis=1
+        )
+        columns *= (root / loss)[:, None]
+        scale = columns.max(axis=0)
+        solved = np.linalg.lstsq(columns / scale, root, rcond=None)[0]
+        # A term that least squares turns negative starts as a small positive one instead.
+        a, b, e = np.log(np.maximum(solved, 1e-3 * np.abs(solved).max()) / scale)
+        start = np.empty(GAIN + len(theta))
+        start[[A, ALPHA, B, BETA, E]] = a, alpha, b, beta, e
+        start[GAIN:] = theta
+        seeds.append(start)
+    return np.array(seeds)
+
+
+def optimise(
+    problem: Problem,
+    weights: FloatArray | None = None,
+    extra_starts: FloatArray | None = None,
+) -> Optimum:
+    """Return the global optimum of one problem, from every seed of the grid.
+
+    `extra_starts` (m, p) join the seeds, for instance the optimum of a nested law.
+    """
+    starts = seed_grid(problem, weights)
+    if extra_starts is not None:
+        starts = np.concatenate([starts, extra_starts])
+    solution = polish(problem, starts, weights)
+    order = np.argsort(solution.objective, kind="stable")
+    best = order[0]
+    objective = float(solution.objective[best])
+    slack = _AGREE * objective + len(problem) * _FLOOR
+    agreeing = int((solution.objective <= objective + slack).sum())
+    return Optimum(
+        solution.theta[best],
+        objective,
+        len(starts),
+        agreeing,
+        bool(solution.converged[best]),
+        _distinct(solution, order[agreeing:], slack),
+    )
+
+
+def _distinct(solution: Solution, order: NDArray[np.intp], slack: float) -> FloatArray:
+    """Return one theta for each further local optimum, at most four."""
+    kept: list[int] = []
+    for k in order:
+        if not solution.converged[k]:
+            continue
+        if all(abs(solution.objective[k] - solution.objective[m]) > slack for m in kept):
+            kept.append(int(k))
+    return solution.theta[kept[:4]]
