@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any, Literal, get_args
 
+from loopworth.quantities import format_count, format_flops
 from loopworth.spec import ModelSpec
 
 Group = Literal["embedding", "prelude", "recur", "injection", "coda", "norm", "head"]
@@ -319,8 +320,8 @@ def horizon(
     steps = round(budget_flops / step_flops)
     if steps < 1:
         raise ValueError(
-            f"budget_flops={budget_flops:.3g} is less than half a step of {step_flops:.3g} FLOPs "
-            f"({batch_tokens} tokens at {flops_per_token:.3g} FLOPs each); use a larger budget or "
-            "a smaller batch_tokens"
+            f"budget_flops={format_flops(budget_flops)} is less than half a step of "
+            f"{format_flops(step_flops)} FLOPs ({format_count(batch_tokens)} tokens at "
+            f"{format_flops(flops_per_token)} each); use a larger budget or a smaller batch_tokens"
         )
     return Horizon(steps, steps * batch_tokens, steps * step_flops)
