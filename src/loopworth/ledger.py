@@ -174,8 +174,10 @@ class Ledger:
         """
         return self.kv_slots * 2 * self.spec.kv_heads * self.spec.head_dim * bytes_per_value
 
-    def to_json(self, convention: Convention | None = None) -> dict[str, Any]:
-        """Return the account as a dict that `json.dumps` writes."""
+    def to_json(
+        self, convention: Convention | None = None, reach: "Horizon | None" = None
+    ) -> dict[str, Any]:
+        """Return the account, and the horizon of a budget, as a dict that `json.dumps` writes."""
         convention = convention or Convention()
         return {
             "spec": self.spec.to_json(),
@@ -188,6 +190,7 @@ class Ledger:
             "weight_bytes": self.weight_bytes(),
             "kv_bytes_per_token": self.kv_bytes_per_token(),
             "kv_slots": self.kv_slots,
+            "horizon": asdict(reach) if reach else None,
             "tensors": [asdict(row) for row in self.rows],
         }
 

@@ -1,0 +1,1 @@
+"""Results as text and figures. Rich and matplotlib are imported only here."""

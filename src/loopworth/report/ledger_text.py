@@ -1,0 +1,141 @@
+"""The ledger of a model as a terminal page: its tensors, then what they add up to."""
+
+from itertools import groupby
+
+from rich import box
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from loopworth.ledger import Convention, Horizon, Ledger, TensorRow
+from loopworth.quantities import (
+    format_bytes,
+    format_count,
+    format_flops,
+    format_quantity,
+    format_share,
+)
+
+_BAR = 10  # cells of the widest bar
+
+
+def ledger_page(
+    account: Ledger, convention: Convention | None = None, reach: Horizon | None = None
+) -> Group:
+    """Return a page for a rich console: title, tensors, totals, and what a budget buys.
+
+    `reach` is the horizon of a budget. The page fits 80 columns.
+    """
+    convention = convention or Convention()
+    page = Group(_title(account), _tensors(account), _totals(account, convention))
+    return Group(page, _budget(account, convention, reach)) if reach else page
+
+
+def _title(account: Ledger) -> Text:
+    """Say which model this is in two lines."""
+    spec = account.spec
+    text = Text()
+    text.append(f"{spec.d_model} wide, {spec.n_heads} heads", style="bold")
+    if spec.kv_heads != spec.n_heads:
+        text.append(f" ({spec.kv_heads} for keys and values)")
+    text.append(
+        f"   {spec.n_prelude} prelude + {format_count(spec.recurrence)} x {spec.n_recur} recur + "
+        f"{spec.n_coda} coda = {format_count(spec.effective_layers)} layers deep\n"
+    )
+    window = "all" if spec.gradient_visits == spec.recurrence else f"the last {spec.bptt_window}"
+    text.append(
+        f"injection {spec.injection}, gradient through {window} of "
+        f"{format_count(spec.recurrence)} recurrences, vocabulary {format_count(spec.vocab_size)}, "
+        f"context {format_count(spec.context)}",
+        style="dim",
+    )
+    return text
+
+
+def _tensors(account: Ledger) -> Table:
+    """List the tensors by group, in the order in which a token meets them."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("tensor", no_wrap=True)
+    for title in ("parameters", "visits", "gradient", "FLOPs/token", "share"):
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True, style="cyan")
+    total = account.train_flops_per_token
+    widest = max(row.train_flops_per_token for row in account.rows)
+    for _, group in groupby(account.rows, key=lambda row: row.group):
+        for row in group:
+            table.add_row(*_cells(row, total, widest), style="" if row.parameters else "dim")
+        table.add_section()
+    table.add_row(
+        "all", format_quantity(account.parameters), "", "", format_flops(total), "", style="bold"
+    )
+    return table
+
+
+def _cells(row: TensorRow, total: float, widest: float) -> tuple[str, ...]:
+    """Write one tensor: its name with the number of layers, its numbers, a bar for its FLOPs."""
+    flops = row.train_flops_per_token
+    return (
+        f"{row.name} x{row.layers}" if row.layers > 1 else row.name,
+        format_quantity(row.parameters) if row.parameters else "-",
+        format_count(row.visits_forward),
+        format_count(row.visits_gradient),
+        format_flops(flops) if flops else "free",
+        format_share(flops / total) if flops else "",
+        "▇" * round(_BAR * flops / widest),
+    )
+
+
+def _totals(account: Ledger, convention: Convention) -> Group:
+    """Add up parameters, compute and memory, each with its unit."""
+    spec, count = account.spec, account.count(convention)
+    r, kv = format_count(spec.recurrence), account.kv_bytes_per_token()
+    unrolled = account.n_eff(spec.recurrence, convention)
+    stored, slots = format_quantity(account.parameters), format_count(account.kv_slots)
+    context, cache = format_count(spec.context), format_bytes(kv * spec.context)
+    return Group(
+        _section(
+            f"Parameters ({convention.name})",
+            ("N_once", format_quantity(count.n_once), "used once a token"),
+            ("N_rec", format_quantity(count.n_rec), f"used {r} times a token"),
+            ("N", format_quantity(count.n_unique), f"unique: {format_count(count.n_unique)}"),
+            ("N_once + r N_rec", format_quantity(unrolled), "what full equivalence would count"),
+        ),
+        _section(
+            "Compute (FLOPs per token)",
+            ("training", format_flops(account.train_flops_per_token, 4), "forward and backward"),
+            (
+                "inference",
+                format_flops(account.inference_flops_per_token, 4),
+                f"forward, attending to {context} tokens",
+            ),
+        ),
+        _section(
+            "Memory (bf16)",
+            ("weights", format_bytes(account.weight_bytes()), f"{stored} with embeddings"),
+            ("keys and values", format_bytes(kv), f"a token, in {slots} slots"),
+            ("", cache, f"at the full context of {context}"),
+        ),
+    )
+
+
+def _budget(account: Ledger, convention: Convention, reach: Horizon) -> Group:
+    """Say how far a budget reaches."""
+    batch = format_count(reach.tokens // reach.steps)
+    share = format_quantity(reach.tokens / account.count(convention).n_unique)
+    return _section(
+        "Budget",
+        ("steps", format_count(reach.steps), f"of {batch} tokens"),
+        ("tokens", format_quantity(reach.tokens), f"{share} a unique parameter"),
+        ("FLOPs", format_flops(reach.flops, 4), "spent in whole steps"),
+    )
+
+
+def _section(title: str, *lines: tuple[str, str, str]) -> Group:
+    """List name, number and meaning under a headline."""
+    page = Table.grid(padding=(0, 2, 0, 0))
+    page.add_column(min_width=17)
+    page.add_column(justify="right", style="bold", no_wrap=True, min_width=10)
+    page.add_column(style="dim")
+    for line in lines:
+        page.add_row(*line)
+    return Group(Text(f"\n{title}", style="bold green"), page)
