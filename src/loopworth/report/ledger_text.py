@@ -17,6 +17,7 @@ from loopworth.quantities import (
 )
 
 _BAR = 10  # cells of the widest bar
+_LAYERS = ("prelude", "recur", "coda")
 
 
 def ledger_page(
@@ -34,55 +35,66 @@ def ledger_page(
 def _title(account: Ledger) -> Text:
     """Say which model this is in two lines."""
     spec = account.spec
-    text = Text()
-    text.append(f"{spec.d_model} wide, {spec.n_heads} heads", style="bold")
-    if spec.kv_heads != spec.n_heads:
-        text.append(f" ({spec.kv_heads} for keys and values)")
-    text.append(
-        f"   {spec.n_prelude} prelude + {format_count(spec.recurrence)} x {spec.n_recur} recur + "
-        f"{spec.n_coda} coda = {format_count(spec.effective_layers)} layers deep\n"
-    )
-    window = "all" if spec.gradient_visits == spec.recurrence else f"the last {spec.bptt_window}"
-    text.append(
-        f"injection {spec.injection}, gradient through {window} of "
-        f"{format_count(spec.recurrence)} recurrences, vocabulary {format_count(spec.vocab_size)}, "
-        f"context {format_count(spec.context)}",
-        style="dim",
-    )
+    kv = f" ({spec.kv_heads} for k and v)" if spec.kv_heads != spec.n_heads else ""
+    r = format_count(spec.recurrence)
+    depth = format_count(spec.effective_layers)
+    text = Text(f"{spec.d_model} wide, {spec.n_heads} heads{kv}: ", style="bold")
+    text.append(f"{spec.n_prelude} prelude + {r} x {spec.n_recur} recur + {spec.n_coda} coda")
+    text.append(f" = {depth} layers\n")
+    injection = "no" if spec.injection == "none" else spec.injection
+    truncated = spec.gradient_visits != spec.recurrence
+    window = f"gradient in the last {spec.bptt_window} of {r}" if truncated else "full gradient"
+    sizes = f"vocabulary {format_count(spec.vocab_size)}, context {format_count(spec.context)}"
+    text.append(f"{injection} injection, {window}, {sizes}", style="not bold dim")
     return text
 
 
 def _tensors(account: Ledger) -> Table:
-    """List the tensors by group, in the order in which a token meets them."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("tensor", no_wrap=True)
-    for title in ("parameters", "visits", "gradient", "FLOPs/token", "share"):
+    """List the tensors in the order in which a token meets them, layers under their group."""
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("\ntensor", no_wrap=True)
+    for title in ("\nparameters", "\nvisits", "with\ngradient", "FLOPs\na token", "\nshare"):
         table.add_column(title, justify="right", no_wrap=True)
-    table.add_column("", no_wrap=True, style="cyan")
+    table.add_column("", no_wrap=True, style="cyan", min_width=_BAR)
     total = account.train_flops_per_token
     widest = max(row.train_flops_per_token for row in account.rows)
-    for _, group in groupby(account.rows, key=lambda row: row.group):
-        for row in group:
-            table.add_row(*_cells(row, total, widest), style="" if row.parameters else "dim")
-        table.add_section()
+    for group, members in groupby(account.rows, key=lambda row: row.group):
+        rows = list(members)
+        if group not in _LAYERS:
+            for row in rows:
+                table.add_row(*_cells(row.name, [row], total), _bar(row, widest))
+            continue
+        table.add_row(*_cells(f"{group}, {_layers(rows[0].layers)}", rows, total), style="bold")
+        for row in rows:
+            name = "  " + row.name.removeprefix(f"{group}.")
+            table.add_row(*_cells(name, [row], total), _bar(row, widest), style="dim")
+    table.add_section()
     table.add_row(
         "all", format_quantity(account.parameters), "", "", format_flops(total), "", style="bold"
     )
     return table
 
 
-def _cells(row: TensorRow, total: float, widest: float) -> tuple[str, ...]:
-    """Write one tensor: its name with the number of layers, its numbers, a bar for its FLOPs."""
-    flops = row.train_flops_per_token
+def _cells(name: str, rows: list[TensorRow], total: float) -> tuple[str, ...]:
+    """Write the numbers of a tensor, or of a group whose tensors share their visits."""
+    parameters = sum(row.parameters for row in rows)
+    flops = sum(row.train_flops_per_token for row in rows)
     return (
-        f"{row.name} x{row.layers}" if row.layers > 1 else row.name,
-        format_quantity(row.parameters) if row.parameters else "-",
-        format_count(row.visits_forward),
-        format_count(row.visits_gradient),
+        name,
+        format_quantity(parameters) if parameters else "-",
+        format_count(rows[0].visits_forward),
+        format_count(rows[0].visits_gradient),
         format_flops(flops) if flops else "free",
-        format_share(flops / total) if flops else "",
-        "▇" * round(_BAR * flops / widest),
+        format_share(flops / total) if flops else "-",
     )
+
+
+def _bar(row: TensorRow, widest: float) -> str:
+    return "▇" * round(_BAR * row.train_flops_per_token / widest)
+
+
+def _layers(number: int) -> str:
+    return f"{number} layer" if number == 1 else f"{number} layers"
 
 
 def _totals(account: Ledger, convention: Convention) -> Group:
