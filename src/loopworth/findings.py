@@ -1,4 +1,4 @@
-"""What a check has to say about a table or a fit: a code, a severity, a sentence and the rows it is about."""
+"""What a check has to say about a table or a fit, and about which rows."""
 
 from __future__ import annotations
 

@@ -1,0 +1,131 @@
+"""Recognise numbers in another unit where that is certain, before anything is fitted to them.
+
+A law fitted to tokens half of which are in billions converges without a complaint. Refused here is
+only what cannot be anything else; what is odd but possible is a warning. Finer forensics (which
+rows, which unit, by the residuals of a fit) belong in this module too.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loopworth.derive import Draft
+from loopworth.findings import Finding, name_rows
+from loopworth.quantities import format_quantity
+from loopworth.values import Floats
+
+# One table never spans so much without a run in between, but billions against units do.
+_GAP = 1e4
+# The loss of a uniform guess over the largest vocabularies in use, ln(270,000).
+_LARGEST_LOSS = 12.5
+_NATS = {"nats", "nat", "nats/token", "nats per token", "nats_per_token"}
+_OTHER_LOSSES = {
+    "perplexity": "take its natural logarithm",
+    "ppl": "take its natural logarithm",
+    "bits": "multiply by ln 2 = 0.6931",
+    "bits/token": "multiply by ln 2 = 0.6931",
+    "bits_per_byte": "multiply by ln 2 and by the bytes per token of the tokenizer",
+    "bpb": "multiply by ln 2 and by the bytes per token of the tokenizer",
+}
+
+
+def check_units(draft: Draft, places: NDArray[np.int64]) -> list[Finding]:
+    """Refuse a mixture of units and return warnings for what looks like another unit.
+
+    `places` are the usable rows. Raises ValueError that names the rows and what to do.
+    """
+    _check_loss_unit(draft, places)
+    findings = _check_loss(draft, places)
+    sizes = draft.numbers["n_once"] + draft.numbers["n_rec"]
+    for name, values, least in (
+        ("tokens", draft.numbers["tokens"], 1e5),
+        ("n_once + n_rec", sizes, 1e4),
+        ("budget_flops", draft.numbers["budget_flops"], 1e9),
+        ("train_flops_per_token", draft.numbers["train_flops_per_token"], 1e4),
+    ):
+        known = places[np.isfinite(values[places])]
+        if len(known):
+            findings += _check_scale(draft, known, name, values, least)
+    return findings + _check_budgets(draft, places)
+
+
+def _check_loss_unit(draft: Draft, places: NDArray[np.int64]) -> None:
+    units = draft.texts.get("loss_unit", [None] * len(draft))
+    other = [place for place in places if (units[place] or "nats").lower() not in _NATS]
+    if other:
+        unit = units[other[0]] or ""
+        remedy = _OTHER_LOSSES.get(unit.lower(), "convert it")
+        raise ValueError(
+            f"loss_unit is {unit!r} in {name_rows(draft.name(other))}, but val_loss must be in "
+            f"nats per token: {remedy}, and write nats."
+        )
+
+
+def _check_loss(draft: Draft, places: NDArray[np.int64]) -> list[Finding]:
+    loss = draft.numbers["val_loss"][places]
+    middle = float(np.median(loss))
+    high = places[loss > _LARGEST_LOSS]
+    if 2 * len(high) >= len(places):
+        raise ValueError(
+            f"val_loss looks like perplexity: {name_rows(draft.name(high))} lie above "
+            f"{_LARGEST_LOSS}, more nats than guessing costs with any vocabulary. Take the natural "
+            "logarithm, so that it is in nats per token."
+        )
+    if middle < 1.0:
+        message = (
+            f"The median loss is {middle:.4g}, below 1 nat per token: usual for bits per byte and "
+            "for byte-level tokens. phi does not depend on a unit that all rows share; E, A, B do."
+        )
+        remedy = "If these are bits per byte, multiply by ln 2 and by the bytes per token."
+        return [Finding("loss_below_one", "warning", message, remedy=remedy)]
+    return []
+
+
+def _check_scale(
+    draft: Draft, places: NDArray[np.int64], name: str, values: Floats, least: float
+) -> list[Finding]:
+    order = places[np.argsort(values[places], kind="stable")]
+    ratios = values[order][1:] / values[order][:-1]
+    if len(ratios) and ratios.max() > _GAP:
+        cut = int(np.argmax(ratios)) + 1
+        low, high = order[:cut], order[cut:]
+        few, many = sorted((low, high), key=len)
+        raise ValueError(
+            f"{name} is in mixed units: {name_rows(draft.name(few))} "
+            f"({_range(values[few])}) against {_range(values[many])} in the other rows. Write all "
+            "rows in the same unit, single tokens, parameters and FLOPs."
+        )
+    if values[places].max() < least:
+        message = (
+            f"{name} is at most {format_quantity(float(values[places].max()))}, so it looks like "
+            "thousands, millions or billions rather than single ones."
+        )
+        remedy = "Write it in full or with a suffix, such as 1.3B."
+        return [Finding("unit_suspected", "warning", message, remedy=remedy)]
+    return []
+
+
+def _range(values: Floats) -> str:
+    low, high = (format_quantity(float(value)) for value in (values.min(), values.max()))
+    return low if low == high else f"{low} to {high}"
+
+
+def _check_budgets(draft: Draft, places: NDArray[np.int64]) -> list[Finding]:
+    """Hold a given budget against FLOPs per token times tokens, where both were given."""
+    spent = draft.numbers["train_flops_per_token"] * draft.numbers["tokens"]
+    ratio = draft.numbers["budget_flops"][places] / spent[places]
+    # Tokens that come from the budget miss it by up to half a step, which is no disagreement.
+    given = ~draft.derived_tokens[places]
+    with np.errstate(invalid="ignore"):
+        off = places[given & (np.abs(np.log(ratio)) > math.log(1.1))]
+    if not len(off):
+        return []
+    message = (
+        f"budget_flops differs by more than 10 % from FLOPs per token times tokens in "
+        f"{name_rows(draft.name(off))}. The budget only groups the rows."
+    )
+    remedy = "Check how the budget was counted; 6 N D leaves out attention and the head."
+    return [Finding("budget_disagrees", "warning", message, draft.name(off), remedy)]
