@@ -318,7 +318,7 @@ def horizon(
         ("batch_tokens", batch_tokens),
     ):
         if not 0 < value < float("inf"):
-            raise ValueError(f"{name}={value} must be a positive, finite number")
+            raise ValueError(f"{name}={format_flops(value)} must be a positive, finite number")
     step_flops = flops_per_token * batch_tokens
     steps = round(budget_flops / step_flops)
     if steps < 1:
