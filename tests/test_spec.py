@@ -127,7 +127,7 @@ def test_derived_sizes() -> None:
         ({"injection": "none"}, ["injection='none'", "recurrence=4", "use recurrence=1"]),
         ({"mlp_kind": "gelu"}, ["mlp_kind='gelu'", "squared_relu or swiglu"]),
         ({"mlp_ratio": 0}, ["mlp_ratio=0", "positive"]),
-        ({"mlp_ratio": 1e-9}, ["mlp_ratio=1e-09", "hidden units"]),
+        ({"mlp_ratio": 0.5 / 640}, ["mlp_ratio=0.00078125", "hidden units"]),
         ({"n_kv_heads": 3}, ["n_kv_heads=3", "5 heads", "use 1 or 5"]),
         ({"bptt_window": 0}, ["bptt_window=0", "1 or more"]),
         ({"bptt_window": 5}, ["bptt_window=5", "outside 1..4", "None"]),

@@ -79,12 +79,12 @@ class ModelSpec:
             object.__setattr__(self, name, _whole(name, value, least))
         object.__setattr__(self, "recurrence", _recurrence(self.recurrence))
         ratio = _real("mlp_ratio", self.mlp_ratio, "a positive number", "4 or 8/3 are usual")
-        if ratio * self.d_model < 0.5:
-            raise ValueError(
-                f"mlp_ratio={self.mlp_ratio!r} gives an MLP without hidden units at "
-                f"d_model={self.d_model}; use a positive ratio, 4 is usual"
-            )
         object.__setattr__(self, "mlp_ratio", ratio)
+        if self.mlp_width < 1:
+            raise ValueError(
+                f"mlp_ratio={ratio} gives an MLP without hidden units at "
+                f"d_model={self.d_model}; use a larger ratio, 4 is usual"
+            )
         _one_of("injection", self.injection, get_args(Injection))
         _one_of("mlp_kind", self.mlp_kind, get_args(MlpKind))
         if not isinstance(self.tied_embeddings, bool):
