@@ -35,7 +35,9 @@ main(["probe"], prog_name="loopworth")
 
 def python(*args: str, **environment: str) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, **environment}
-    return subprocess.run([sys.executable, *args], check=False, capture_output=True, text=True, env=env)
+    return subprocess.run(
+        [sys.executable, *args], check=False, capture_output=True, text=True, env=env
+    )
 
 
 def probe(body: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -97,6 +99,18 @@ def test_the_readme_gives_the_two_commands_and_ci_runs_the_second(root: Path) ->
     assert README_COMMANDS[1] in (root / ".ci" / "run").read_text(encoding="utf-8").splitlines()
     for script in ("setup", ".ci/run"):
         assert os.access(root / script, os.X_OK)
+
+
+def test_the_readme_s_two_example_tables_say_the_same(root: Path, tmp_path: Path) -> None:
+    readme = (root / "README.md").read_text(encoding="utf-8")
+    tables = []
+    for number, text in enumerate(re.findall(r"```csv\n(.*?)```", readme, flags=re.DOTALL)):
+        path = tmp_path / f"{number}.csv"
+        path.write_text(text, encoding="utf-8")
+        tables.append(loopworth.load_runs(path))
+    counts, built = tables
+    for name in ("recurrence", "n_once", "n_rec", "tokens", "val_loss", "budget_flops"):
+        assert getattr(counts, name).tolist() == getattr(built, name).tolist()
 
 
 def test_constraints_pin_names_and_nothing_else(root: Path) -> None:
