@@ -7,8 +7,10 @@ are read as the default convention has them: injection in n_rec, norms in, embed
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -202,7 +204,7 @@ def _spec(draft: Draft, place: int) -> ModelSpec:
     given: dict[str, Any] = {}
     for name in SPEC_FIELDS:
         value = float(draft.numbers[name][place])
-        if np.isfinite(value):
+        if math.isfinite(value):
             given[name] = int(value) if value.is_integer() and name != "mlp_ratio" else value
     for name in ("injection", "mlp_kind", "tied_embeddings"):
         text = draft.texts[name][place] if name in draft.texts else None
@@ -213,9 +215,20 @@ def _spec(draft: Draft, place: int) -> ModelSpec:
     if given.get("bptt_window", 0) >= given["recurrence"]:
         del given["bptt_window"]  # a window as long as the loop is the full gradient
     width, scale = (float(draft.numbers[name][place]) for name in ("d_model", "width_scale"))
-    if np.isfinite(width):
-        return ModelSpec(d_model=int(width) if width.is_integer() else width, **given)  # type: ignore[arg-type]
-    return ModelSpec.from_scale(scale, **given)
+    if not math.isfinite(width):
+        return _from_scale(scale, tuple(given.items()))
+    return _from_width(width, tuple(given.items()))
+
+
+@lru_cache(maxsize=4096)  # a table repeats an architecture at every budget
+def _from_scale(scale: float, given: tuple[tuple[str, Any], ...]) -> ModelSpec:
+    return ModelSpec.from_scale(scale, **dict(given))
+
+
+@lru_cache(maxsize=4096)
+def _from_width(width: float, given: tuple[tuple[str, Any], ...]) -> ModelSpec:
+    whole: Any = int(width) if width.is_integer() else width
+    return ModelSpec(d_model=whole, **dict(given))
 
 
 def _word(name: str, text: str) -> object:

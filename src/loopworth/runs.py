@@ -101,7 +101,7 @@ class RunTable:
         Raises ValueError that names the missing column where the parts are unknown.
 
         >>> table = load_runs("schwethelm2026").under(Convention("once"))
-        >>> table.n_once[4], table.n_rec[4]
+        >>> float(table.n_once[4]), float(table.n_rec[4])
         (7377024.0, 14161920.0)
         """
         missing = self._missing(convention)

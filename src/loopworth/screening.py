@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from loopworth.derive import Draft, Trouble
 from loopworth.findings import Finding, join_words, name_rows
+from loopworth.values import middle
 
 Mask = NDArray[np.bool_]
 
@@ -108,11 +109,12 @@ def _label(draft: Draft, name: str, place: int) -> str | None:
 
 def _copies(draft: Draft, places: NDArray[np.int64]) -> tuple[list[int], list[Finding]]:
     """Find rows that repeat an earlier row in every value, its identity included."""
+    # NaN is not equal to itself, but two unknown values are the same entry in a table.
+    numbers = np.nan_to_num(np.stack(list(draft.numbers.values())), nan=-1.0).T.tolist()
     seen: dict[tuple[object, ...], int] = {}
     copies: dict[int, int] = {}
     for place in places.tolist():
-        numbers = tuple(float(np.nan_to_num(v[place], nan=-1.0)) for v in draft.numbers.values())
-        key = (numbers, tuple(text[place] for text in draft.texts.values()), draft.specs[place])
+        key = (*numbers[place], *(text[place] for text in draft.texts.values()))
         if key in seen:
             copies[place] = seen[key]
         else:
@@ -157,7 +159,7 @@ def _diverged(draft: Draft, places: NDArray[np.int64]) -> tuple[list[int], list[
                 & (tokens <= size * tokens[spot])
             )
             judges[spot] = False
-            usual = float(np.median(loss[judges])) if judges.sum() >= _JUDGES else math.inf
+            usual = middle(loss[judges]) if judges.sum() >= _JUDGES else math.inf
             if loss[spot] > limit * usual:
                 whom = "no larger" if size == 1 else f"up to {size:.0f} times as large"
                 found[place] = (

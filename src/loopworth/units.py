@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from loopworth.derive import Draft
 from loopworth.findings import Finding, name_rows
 from loopworth.quantities import format_quantity
-from loopworth.values import Floats
+from loopworth.values import Floats, middle
 
 # One table never spans so much without a run in between, but billions against units do.
 _GAP = 1e4
@@ -66,7 +66,7 @@ def _check_loss_unit(draft: Draft, places: NDArray[np.int64]) -> None:
 
 def _check_loss(draft: Draft, places: NDArray[np.int64]) -> list[Finding]:
     loss = draft.numbers["val_loss"][places]
-    middle = float(np.median(loss))
+    usual = middle(loss)
     high = places[loss > _LARGEST_LOSS]
     if 2 * len(high) >= len(places):
         raise ValueError(
@@ -74,9 +74,9 @@ def _check_loss(draft: Draft, places: NDArray[np.int64]) -> list[Finding]:
             f"{_LARGEST_LOSS}, more nats than guessing costs with any vocabulary. Take the natural "
             "logarithm, so that it is in nats per token."
         )
-    if middle < 1.0:
+    if usual < 1.0:
         message = (
-            f"The median loss is {middle:.4g}, below 1 nat per token: usual for bits per byte and "
+            f"The median loss is {usual:.4g}, below 1 nat per token: usual for bits per byte and "
             "for byte-level tokens. phi does not depend on a unit that all rows share; E, A, B do."
         )
         remedy = "If these are bits per byte, multiply by ln 2 and by the bytes per token."

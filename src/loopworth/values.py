@@ -78,6 +78,15 @@ def is_missing(value: Any) -> bool:
     return isinstance(value, float) and math.isnan(value)
 
 
+def middle(values: Floats) -> float:
+    """Return the upper median. numpy's own imports numpy.ma, which costs 50 ms at start-up.
+
+    >>> middle(np.array([3.0, 1.0, 2.0]))
+    2.0
+    """
+    return float(np.sort(values)[len(values) // 2])
+
+
 def _read_one(value: Any, name: str, counts: bool, separator: str | None) -> float | str:
     """Return the number, or the reason why there is none."""
     if isinstance(value, bool | np.bool_):
