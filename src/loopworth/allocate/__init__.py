@@ -1,0 +1,22 @@
+"""Where a fitted law puts a budget, and what a loop is worth.
+
+`family.py` holds a layout at a continuous width, `optimum.py` the compute-optimal N, D and width of
+a budget, `worth.py` the unlooped model that a looped one stands for. All take FLOPs from the
+ledger, never from 6 N.
+"""
+
+from loopworth.allocate.family import Family, Quadratic, families, family_findings
+from loopworth.allocate.optimum import FrontierPoint, frontier, frontier_findings
+from loopworth.allocate.worth import Equivalent, equivalents
+
+__all__ = [
+    "Equivalent",
+    "Family",
+    "FrontierPoint",
+    "Quadratic",
+    "equivalents",
+    "families",
+    "family_findings",
+    "frontier",
+    "frontier_findings",
+]
