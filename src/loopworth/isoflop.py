@@ -300,18 +300,18 @@ def loss_gaps(minima: Sequence[IsoflopMinimum]) -> tuple[LossGap, ...]:
 _REFUSED: dict[str, tuple[Literal["warning", "note"], str, str]] = {
     "edge": (
         "warning",
-        "turn outside the measured widths",
+        "it would lie outside the measured widths",
         "Run wider or narrower models at these budgets.",
     ),
     "opens downwards": (
         "warning",
-        "open downwards, so they have no minimum",
+        "the parabola opens downwards",
         "Check the losses of these rows; a diverged run or a wrong unit bends a parabola over.",
     ),
-    "flat": ("note", "are flat", "Run more widths at these budgets."),
+    "flat": ("note", "the losses are flat", "Run more widths at these budgets."),
     "too few widths": (
         "note",
-        f"have fewer than {FEWEST_WIDTHS} different N",
+        f"fewer than {FEWEST_WIDTHS} different N were run",
         "Run more widths at these budgets.",
     ),
 }
@@ -326,17 +326,18 @@ def isoflop_findings(runs: RunTable, minima: Sequence[IsoflopMinimum]) -> tuple[
     ()
     """
     findings = []
-    for status, (severity, what, remedy) in _REFUSED.items():
+    several = len({x.study for x in minima if x.recurrence != 1.0}) > 1
+    for status, (severity, why, remedy) in _REFUSED.items():
         failed = [x for x in minima if x.status == status]
         if not failed:
             continue
         rows = tuple(sorted(row for x in failed for row in x.rows))
-        names = [f"{x.name} ({_measured(x)}{name_rows(x.rows)})" for x in failed[:_SHOWN]]
-        if len(failed) > _SHOWN:
-            names.append(f"{len(failed) - _SHOWN} more")
+        places = [f"{_label(x, several)} ({_measured(x)}{name_rows(x.rows)})" for x in failed]
+        if len(places) > _SHOWN:
+            places[_SHOWN:] = [f"{len(places) - _SHOWN} more"]
         message = (
-            f"{len(failed)} of {len(minima)} iso-FLOP parabolas {what}: {join_words(names)}. "
-            "No optimum is reported there."
+            f"No iso-FLOP optimum for {len(failed)} of {len(minima)} groups of runs, since {why}: "
+            f"{join_words(places)}."
         )
         code = "isoflop_" + status.replace(" ", "_")
         findings.append(Finding(code, severity, message, rows, remedy))
@@ -346,6 +347,10 @@ def isoflop_findings(runs: RunTable, minima: Sequence[IsoflopMinimum]) -> tuple[
         remedy = "Give budget_flops, or an architecture from which it follows."
         findings.append(Finding("isoflop_no_budget", "note", message, lost, remedy))
     return tuple(findings)
+
+
+def _label(minimum: IsoflopMinimum, several: bool) -> str:
+    return f"{minimum.name} in {minimum.study}" if several and minimum.study else minimum.name
 
 
 def _measured(minimum: IsoflopMinimum) -> str:
