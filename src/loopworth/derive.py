@@ -129,7 +129,9 @@ def _kind(name: str, value: float, why: str) -> str:
         return "not_finite"
     if not np.isfinite(value):
         return "not_a_number"
-    return "recurrence_below_one" if name == "recurrence" else "not_positive"
+    if name == "recurrence":
+        return "recurrence_below_one"
+    return "negative" if name in _FLOOR else "not_positive"
 
 
 def _not_used(draft: Draft, name: str, wrong: Mapping[int, str]) -> Finding:

@@ -14,7 +14,7 @@ import numpy as np
 
 from loopworth.findings import Finding
 from loopworth.quantities import format_quantity
-from loopworth.values import Floats
+from loopworth.values import Floats, middle
 
 if TYPE_CHECKING:
     from loopworth.runs import RunTable
@@ -38,14 +38,12 @@ def design_findings(table: RunTable) -> tuple[Finding, ...]:
     >>> [each.code for each in design_findings(table.select(table.recurrence == 1))]
     ['one_recurrence']
     """
-    return tuple(
-        [
-            *_recurrences(table),
-            *_budgets(table),
-            *_sizes(table),
-            *_proportions(table),
-            *_rows(table),
-        ]
+    return (
+        *_recurrences(table),
+        *_budgets(table),
+        *_sizes(table),
+        *_proportions(table),
+        *_rows(table),
     )
 
 
@@ -64,8 +62,8 @@ def _recurrences(table: RunTable) -> Iterator[Finding]:
     if len(counts) == 2:
         yield _warning(
             "two_recurrences",
-            f"The runs have two recurrences, {counts[0]:g} and {counts[1]:g}: one value of the gain "
-            "is identified, its shape is not, so laws with one free gain parameter fit alike.",
+            f"The runs have two recurrences, {counts[0]:g} and {counts[1]:g}: one value of the "
+            "gain is identified, its shape is not, so laws with one free gain parameter fit alike.",
             "Add runs at a third recurrence to tell the laws apart.",
         )
     if counts[0] > 1:
@@ -83,14 +81,14 @@ def _budgets(table: RunTable) -> Iterator[Finding]:
     if len(budgets) == 1 and len(table) > 1:
         yield _warning(
             "single_budget",
-            f"All runs share one budget ({format_quantity(float(budgets[0]))} FLOPs): tokens fall as "
-            "parameters rise, so E, alpha and beta move together.",
+            f"All runs share one budget ({format_quantity(float(budgets[0]))} FLOPs): tokens fall "
+            "as parameters rise, so E, alpha and beta move together.",
             "Add runs at other budgets.",
         )
     if len(table) > 1 and _spread(table.tokens) < _SAME:
         yield _warning(
             "one_token_count",
-            f"All runs have about {format_quantity(float(np.median(table.tokens)))} tokens: E and "
+            f"All runs have about {format_quantity(middle(table.tokens))} tokens: E and "
             "B D^-beta are one constant and cannot be separated.",
             "Add runs with other token counts.",
         )
@@ -104,7 +102,7 @@ def _sizes(table: RunTable) -> Iterator[Finding]:
     groups = [table.budgets == budget for budget in np.unique(table.budgets)]
     looped = [group for group in groups if len(np.unique(table.recurrence[group])) > 1]
     if _spread(unique) < _SAME:
-        where = f"All runs have about {format_quantity(float(np.median(unique)))} unique parameters"
+        where = f"All runs have about {format_quantity(middle(unique))} unique parameters"
     elif looped and all(_spread(unique[group]) < _SAME for group in groups):
         where = "Within each budget all runs have the same unique parameters"
     else:
@@ -125,7 +123,7 @@ def _proportions(table: RunTable) -> Iterator[Finding]:
         if _spread(ratio) < _PROPORTIONAL and _spread(count) > _VARIED:
             yield _warning(
                 "tokens_proportional_to_parameters",
-                f"Tokens are {format_quantity(float(np.median(ratio)))} times the {words} parameters "
+                f"Tokens are {format_quantity(middle(ratio))} times the {words} parameters "
                 "in every run: A, alpha, B, beta and E cannot be separated.",
                 "Add runs of the same size with other token counts.",
             )

@@ -126,7 +126,7 @@ def read_records(records: Sequence[Any], *, name: str, source: str) -> RawTable:
     for number, record in enumerate(records, start=1):
         if not isinstance(record, Mapping):
             kind = type(record).__name__
-            raise ValueError(f"Row {number} of {source} is a {kind}, not an object of columns.")
+            raise ValueError(f"Row {number} of {source} is {kind}, not an object of columns.")
         flat.append(dict(_flatten(record)))
     names = list(dict.fromkeys(key for record in flat for key in record))
     columns = {key: [record.get(key) for record in flat] for key in names}
@@ -153,7 +153,7 @@ def read_object(source: Any) -> RawTable:
     if isinstance(source, Iterable) and not isinstance(source, str | bytes):
         return read_records(list(source), name="records", source="a list of rows")
     raise ValueError(
-        f"A {type(source).__name__} is no table of runs; give a path, '-', a built-in name, "
+        f"{type(source).__name__} is no table of runs; give a path, '-', a built-in name, "
         "a frame, a mapping of columns or a list of mappings."
     )
 
@@ -237,6 +237,8 @@ def _guess_separator(text: str) -> str:
 def _read_json(text: str, *, name: str, source: str) -> RawTable:
     try:
         whole = json.loads(text, object_pairs_hook=_unique_keys)
+    except RecursionError:
+        raise ValueError(f"{source} is nested too deep for a table.") from None
     except json.JSONDecodeError as error:
         if text.lstrip()[0] == "[":
             raise ValueError(f"{source} is no valid JSON: {error}.") from None

@@ -50,7 +50,7 @@ def read_numbers(
     out = np.full(len(values), np.nan)
     reasons: dict[int, str] = {}
     for place, value in enumerate(values):
-        number = _read_one(value, name, counts, separator)
+        number = _read_one(value, f"{name} of row {place + 1} is", counts, separator)
         if isinstance(number, str):
             reasons[place] = number
         else:
@@ -87,10 +87,10 @@ def middle(values: Floats) -> float:
     return float(np.sort(values)[len(values) // 2])
 
 
-def _read_one(value: Any, name: str, counts: bool, separator: str | None) -> float | str:
+def _read_one(value: Any, what: str, counts: bool, separator: str | None) -> float | str:
     """Return the number, or the reason why there is none."""
     if isinstance(value, bool | np.bool_):
-        return f"{value}"
+        return str(value)
     try:
         return float(value)
     except (TypeError, ValueError, OverflowError):
@@ -101,7 +101,7 @@ def _read_one(value: Any, name: str, counts: bool, separator: str | None) -> flo
         return f"a {type(value).__name__}"
     text = value.strip()
     if "," in text or _POINTED.fullmatch(text):
-        return _read_comma(text, name, counts, separator)
+        return _read_comma(text, what, counts, separator)
     if counts:
         if _SPACED.fullmatch(text):
             return float(re.sub(r"[^\d.+-]", "", text))
@@ -112,14 +112,14 @@ def _read_one(value: Any, name: str, counts: bool, separator: str | None) -> flo
     return repr(text if len(text) <= 40 else text[:37] + "...")
 
 
-def _read_comma(text: str, name: str, counts: bool, separator: str | None) -> float | str:
+def _read_comma(text: str, what: str, counts: bool, separator: str | None) -> float | str:
     groups = text.count(",")
     if counts and _GROUPED.fullmatch(text) and (groups > 1 or separator != ";"):
         return float(text.replace(",", ""))
     if _COMMA.fullmatch(text) or _POINTED.fullmatch(text):
         raise ValueError(
-            f"{name} {text!r} has a decimal comma or points between thousands. Write numbers with "
-            "a decimal point and no separators, such as 2.8836 and 1000000."
+            f"{what} {text!r}, with a decimal comma or points between thousands. Write numbers "
+            "with a decimal point and no separators, such as 2.8836 and 1000000."
         )
     return repr(text)
 
