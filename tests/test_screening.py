@@ -63,6 +63,8 @@ def test_a_clean_table_has_no_finding() -> None:
         ({"recurrence": None}, "missing_value", "recurrence is missing"),
         ({"tokens": 0}, "not_positive", "tokens must be above 0"),
         ({"tokens": -1e9}, "not_positive", "tokens must be above 0"),
+        ({"tokens": 1e300}, "too_large", "beyond anything that can be trained"),
+        ({"tokens": 1e-300}, "not_positive", "tokens must be above 0"),
         ({"tokens": "lots"}, "not_a_number", "tokens is not a number ('lots')"),
         ({"n_rec": None}, "missing_value", "n_rec is missing"),
         ({"n_once": -5}, "negative", "n_once must not be negative (it is -5)"),

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from loopworth.findings import Finding
-from loopworth.quantities import format_quantity
+from loopworth.findings import Finding, join_words
+from loopworth.quantities import format_flops
 from loopworth.values import Floats
 
 # Budgets that miss their target are a few per cent off it; deliberate budgets lie further apart.
@@ -76,8 +76,17 @@ def group_budgets(budgets: Floats) -> tuple[NDArray[np.int64], Floats, list[Find
         nominal[groups == group] = min(counts, key=lambda value: (-counts[value], value))
         if len(counts) > 1:
             (wide if members.max() / members.min() > _WIDE_GROUP else several).append(members)
-    findings = [_joined(members, "note", "budgets_joined") for members in several[:3]]
-    findings += [_joined(members, "warning", "budgets_chained") for members in wide[:3]]
+    findings = []
+    if several:
+        message = f"Budgets within 10 % of one another form one group: {_ranges(several)} FLOPs."
+        findings.append(Finding("budgets_joined", "note", message))
+    if wide:
+        message = (
+            f"Budgets that lie within 10 % of the next one form wide groups: {_ranges(wide)} FLOPs. "
+            "The cells that the bootstrap resamples are as wide."
+        )
+        remedy = "Give the nominal budget_flops of each run."
+        findings.append(Finding("budgets_chained", "warning", message, remedy=remedy))
     return groups, nominal, findings
 
 
@@ -98,14 +107,9 @@ def make_cells(
     return np.array([numbers[key] for key in keys], dtype=np.int64)
 
 
-def _joined(members: Floats, severity: str, code: str) -> Finding:
-    low, high = format_quantity(float(members.min())), format_quantity(float(members.max()))
-    message = f"{len(members)} rows with budgets from {low} to {high} FLOPs form one budget group"
-    if severity == "note":
-        return Finding(code, "note", f"{message}.")
-    return Finding(
-        code,
-        "warning",
-        f"{message}, since each lies within 10 % of the next; its cells are wide.",
-        remedy="Give the nominal budget_flops of each run.",
-    )
+def _ranges(groups: list[Floats]) -> str:
+    words = [
+        f"{format_flops(float(members.min()))} to {format_flops(float(members.max()))}"
+        for members in groups[:4]
+    ]
+    return join_words([*words, *([f"{len(groups) - 4} more"] if len(groups) > 4 else [])])

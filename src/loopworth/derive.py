@@ -28,6 +28,7 @@ SPEC_FIELDS = ("n_prelude", "n_recur", "n_coda", "recurrence", "n_lanes", "bptt_
 _TELLING = ("injection", "vocab_size", "context", "mlp_ratio", "mlp_kind", "tied_embeddings")
 _INJECTION_ALIASES = {"inject_init_prelude": "linear", "hyperconnect": "hyperconnections"}
 _NEEDED = ("val_loss", "recurrence", "tokens", "n_once", "n_rec")
+_HUGE = 1e30  # nothing that is counted or measured here comes near; beyond, products overflow
 # The least value of a column, where it need not be above 0.
 _FLOOR = {"recurrence": 1.0} | dict.fromkeys(
     ("n_once", "n_rec", "n_injection", "n_embeddings", "n_prelude", "n_coda", "step"), 0.0
@@ -113,9 +114,10 @@ def _check_numbers(draft: Draft, read: Mapping[str, Numbers]) -> None:
             continue
         values, reasons = draft.numbers[name], read[name].reasons
         with np.errstate(invalid="ignore"):
-            low = values < _FLOOR[name] if name in _FLOOR else values <= 0
+            outside = values < _FLOOR.get(name, 1 / _HUGE)
+            outside |= values > _HUGE
         wrong = {place: why for place, why in reasons.items() if why != "missing"}
-        wrong |= {int(place): f"{values[place]:g}" for place in np.flatnonzero(low)}
+        wrong |= {int(place): f"{values[place]:g}" for place in np.flatnonzero(outside)}
         if name in _NEEDED:
             for place, why in wrong.items():
                 draft.spoil(place, _kind(name, values[place], why), name, why)
@@ -129,6 +131,8 @@ def _kind(name: str, value: float, why: str) -> str:
         return "not_finite"
     if not np.isfinite(value):
         return "not_a_number"
+    if value > _HUGE:
+        return "too_large"
     if name == "recurrence":
         return "recurrence_below_one"
     return "negative" if name in _FLOOR else "not_positive"

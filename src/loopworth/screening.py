@@ -25,6 +25,7 @@ _PHRASES = {
     "not_finite": "{where} is not finite ({what})",
     "not_a_number": "{where} is not a number ({what})",
     "not_positive": "{where} must be above 0 (it is {what})",
+    "too_large": "{where} is beyond anything that can be trained ({what})",
     "negative": "{where} must not be negative (it is {what})",
     "recurrence_below_one": "recurrence must be 1 or more (it is {what})",
     "invalid_architecture": "{where} is not possible: {what}",
