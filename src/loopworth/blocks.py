@@ -82,7 +82,7 @@ def group_budgets(budgets: Floats) -> tuple[NDArray[np.int64], Floats, list[Find
         findings.append(Finding("budgets_joined", "note", message))
     if wide:
         message = (
-            f"Budgets that lie within 10 % of the next one form wide groups: {_ranges(wide)} FLOPs. "
+            f"Budgets within 10 % of the next one form wide groups: {_ranges(wide)} FLOPs. "
             "The cells that the bootstrap resamples are as wide."
         )
         remedy = "Give the nominal budget_flops of each run."
