@@ -1,0 +1,1 @@
+"""The law of recurrence equivalence: its gains, its solver, its intervals."""

@@ -66,12 +66,12 @@ class FittedLaw:
         return math.log(self.g(recurrence)) / math.log(recurrence)
 
     def n_eff(self, n_once: ArrayLike, n_rec: ArrayLike, recurrence: ArrayLike) -> FloatArray:
-        """Return N_once + g(r) N_rec; arguments broadcast, parameters are counts, r is 1 or more."""
+        """Return N_once + g(r) N_rec in parameters; arguments broadcast."""
         r = np.asarray(recurrence, dtype=float)
         levels, level = np.unique(r, return_inverse=True)
         g, _, _ = self.gain.evaluate(np.array([self.gain_parameters], dtype=float), levels)
         gains = g[0, level].reshape(r.shape)
-        return np.asarray(n_once, dtype=float) + gains * np.asarray(n_rec, dtype=float)
+        return np.asarray(np.asarray(n_once, dtype=float) + gains * np.asarray(n_rec, dtype=float))
 
     def predict(
         self, n_once: ArrayLike, n_rec: ArrayLike, recurrence: ArrayLike, tokens: ArrayLike
@@ -80,10 +80,11 @@ class FittedLaw:
 
         >>> law = FittedLaw("none", (), 400.0, 0.34, 410.0, 0.28, 1.69, ())
         >>> [round(float(x), 3) for x in law.predict(0, [1e9, 70e9], 1, [20e9, 1.4e12])]
-        [2.579, 1.937]
+        [2.574, 1.935]
         """
         capacity = self.A * self.n_eff(n_once, n_rec, recurrence) ** -self.alpha
-        return self.E + capacity + self.B * np.asarray(tokens, dtype=float) ** -self.beta
+        data = self.B * np.asarray(tokens, dtype=float) ** -self.beta
+        return np.asarray(self.E + capacity + data)
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values; floats keep every bit in a round trip."""
@@ -104,6 +105,10 @@ class FittedLaw:
         return cls(
             data["law"],
             tuple(data["recurrences"]),
-            *(data[name] for name in ("A", "alpha", "B", "beta", "E")),
-            gain_parameters=tuple(data["gain"].values()),
+            data["A"],
+            data["alpha"],
+            data["B"],
+            data["beta"],
+            data["E"],
+            tuple(data["gain"].values()),
         )

@@ -20,6 +20,7 @@ Derivatives = tuple[FloatArray, FloatArray, FloatArray]
 # A gain is a multiplier of parameters: it may dip below 1 (looping hurts), never to 0, where a
 # fully looped model would have no parameters at all.
 _SMALLEST_GAIN = 1e-3
+_SEED_PHIS = (0.0, 0.4, 0.8)  # where each gain starts: the r^phi that it resembles
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,7 @@ def _make_unrolled(_: FloatArray) -> Gain:
 
 
 def _make_power(_: FloatArray) -> Gain:
-    return Gain("power", "r^phi", ("phi",), (-3.0,), (3.0,), _one((0.0, 0.3, 0.6, 1.0)), _power)
+    return Gain("power", "r^phi", ("phi",), (-3.0,), (3.0,), _one(_SEED_PHIS), _power)
 
 
 def _make_bounded(levels: FloatArray) -> Gain:
@@ -125,7 +126,7 @@ def _make_bounded(levels: FloatArray) -> Gain:
         ("k1", "k2"),
         (-1.0 + _SMALLEST_GAIN, 0.05),
         (1e4, 1e2 * reach),
-        ((0.5, 1.0), (1.0, 3.0), (3.0, 3.0), (10.0, 10.0)),
+        ((0.5, 1.0), (2.0, 3.0), (10.0, 10.0)),
         _bounded,
     )
 
@@ -134,7 +135,7 @@ def _slope_gain(
     key: str, formula: str, basis: Callable[[FloatArray], FloatArray], levels: FloatArray
 ) -> Gain:
     reach = float(basis(np.array([max(float(levels.max(initial=2.0)), 1.0 + 1e-9)]))[0])
-    seeds = _one([(2.0**phi - 1.0) / float(basis(np.array([2.0]))[0]) for phi in (0.0, 0.4, 0.8)])
+    seeds = _one([(2.0**phi - 1.0) / float(basis(np.array([2.0]))[0]) for phi in _SEED_PHIS])
     lower = (-1.0 + _SMALLEST_GAIN) / reach
     return Gain(key, formula, ("k",), (lower,), (1e3,), seeds, _linear_in(basis))
 
@@ -155,7 +156,7 @@ def _make_free(levels: FloatArray) -> Gain:
         tuple(f"g({x:g})" for x in levels),
         (_SMALLEST_GAIN,) * size,
         (1e3,) * size,
-        tuple(tuple(float(x) ** phi for x in levels) for phi in (0.0, 0.3, 0.6, 1.0)),
+        tuple(tuple(float(x) ** phi for x in levels) for phi in _SEED_PHIS),
         _free(levels),
     )
 

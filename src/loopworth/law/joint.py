@@ -28,8 +28,8 @@ class Evaluation:
     """The objective of a batch: values (B,), gradients (B, p) and two curvatures (B, p, p).
 
     `hessian` is exact, but blind to runs outside the Huber threshold, which add no curvature there.
-    `majorant` is what turns it into the curvature of iteratively reweighted least squares: those
-    runs as parabolas that touch the objective and lie above it.
+    `majorant` is that of iteratively reweighted least squares, which replaces every run by a
+    parabola that touches the objective and lies above it.
     """
 
     objective: FloatArray
@@ -76,9 +76,7 @@ class Problem:
     ) -> Problem:
         """Return the problem for these runs (positive, finite values; checked by the run table)."""
         levels, level = np.unique(recurrence, return_inverse=True)
-        return cls(
-            gain, n_once, n_rec, levels, level, np.log(tokens), np.log(val_loss), delta
-        )
+        return cls(gain, n_once, n_rec, levels, level, np.log(tokens), np.log(val_loss), delta)
 
     def __len__(self) -> int:
         return len(self.log_loss)
@@ -108,11 +106,14 @@ class Problem:
         )
         return np.log(total)
 
+    def jacobian(self, theta: FloatArray) -> FloatArray:
+        """Return d log L / d theta, shape (B, p, n)."""
+        return _Terms(self, theta).jacobian()
+
     def objective(self, theta: FloatArray, weights: FloatArray) -> FloatArray:
         """Return the summed Huber loss of each row of theta, shape (B,)."""
         residual = np.abs(self.log_prediction(theta) - self.log_loss)
-        total: FloatArray = (weights * _huber(residual, self.delta)).sum(axis=1)
-        return total
+        return _dot(np.broadcast_to(weights, residual.shape), _huber(residual, self.delta))
 
     def evaluate(self, theta: FloatArray, weights: FloatArray) -> Evaluation:
         """Return the objective with its exact gradient and its curvatures.
@@ -125,23 +126,31 @@ class Problem:
         terms = _Terms(self, theta)
         residual = np.log(terms.total) - self.log_loss
         size = np.abs(residual)
-        inside = size <= self.delta
-        psi = weights * np.where(inside, residual, self.delta * np.sign(residual))
-        outside = np.where(inside, 0.0, weights * self.delta / np.maximum(size, self.delta))
+        score = np.clip(residual, -self.delta, self.delta)
+        psi = weights * score
         jacobian = terms.jacobian()
         transposed = jacobian.transpose(0, 2, 1)
-        hessian = np.matmul(jacobian * (weights * inside - psi)[:, None], transposed)
+        bend = np.where(size <= self.delta, weights - psi, -psi)
+        hessian = np.matmul(jacobian * bend[:, None], transposed)
         terms.add_curvature(hessian, psi)
+        reweighted = weights * (self.delta / np.maximum(size, self.delta))
         return Evaluation(
-            (weights * _huber(size, self.delta)).sum(axis=1),
+            _dot(weights, _huber(size, self.delta)),
             np.matmul(jacobian, psi[:, :, None])[:, :, 0],
             hessian,
-            np.matmul(jacobian * outside[:, None], transposed),
+            np.matmul(jacobian * reweighted[:, None], transposed),
         )
 
 
 def _huber(size: FloatArray, delta: float) -> FloatArray:
-    return np.where(size <= delta, 0.5 * size * size, delta * (size - 0.5 * delta))
+    capped = np.minimum(size, delta)
+    return capped * (size - 0.5 * capped)
+
+
+def _dot(x: FloatArray, y: FloatArray) -> FloatArray:
+    """Return the sums over runs of x * y, both (B, n)."""
+    total: FloatArray = np.einsum("bn,bn->b", x, y)
+    return total
 
 
 class _Terms:
@@ -163,48 +172,45 @@ class _Terms:
             data / self.total,
             floor / self.total,
         )
-        # d ln N_eff / d theta_k and its second derivative, one entry a gain parameter.
+        # d ln N_eff / d theta_k, and g'' over N_eff, of which its second derivative is made.
         share = n_rec / n_eff
         gains = range(self.count - GAIN)
         self.slope = [g1[:, level, k] * share for k in gains]
-        self.bend = [
-            [g2[:, level, k, m] * share - self.slope[k] * self.slope[m] for m in gains]
-            for k in gains
-        ]
+        self.bend = [[g2[:, level, k, m] * share for m in range(k + 1)] for k in gains]
 
     def jacobian(self) -> FloatArray:
         """Return d log L / d theta, shape (B, p, n)."""
         out = np.empty((len(self.total), self.count, self.total.shape[1]))
         out[:, A] = self.capacity
-        out[:, ALPHA] = -self.capacity * self.log_n
+        np.multiply(self.capacity, -self.log_n, out=out[:, ALPHA])
         out[:, B] = self.data
-        out[:, BETA] = -self.data * self.log_d
+        np.multiply(self.data, -self.log_d, out=out[:, BETA])
         out[:, E] = self.floor
         for k, slope in enumerate(self.slope):
-            out[:, GAIN + k] = -self.alpha * self.capacity * slope
+            np.multiply(self.capacity, -self.alpha * slope, out=out[:, GAIN + k])
         return out
 
     def add_curvature(self, hessian: FloatArray, psi: FloatArray) -> None:
         """Add sum psi p_k (z_k' z_k'^T + z_k'') to the Hessian, block by block."""
 
-        def put(i: int, j: int, values: FloatArray) -> None:
-            total = values.sum(axis=1)
+        def put(i: int, j: int, total: FloatArray) -> None:
             hessian[:, i, j] += total
             if i != j:
                 hessian[:, j, i] += total
 
-        capacity, data = psi * self.capacity, psi * self.data
-        put(A, A, capacity)
-        put(A, ALPHA, -capacity * self.log_n)
-        put(ALPHA, ALPHA, capacity * self.log_n**2)
-        put(B, B, data)
-        put(B, BETA, -data * self.log_d)
-        put(BETA, BETA, data * self.log_d**2)
-        put(E, E, psi * self.floor)
+        capacity, data, alpha = psi * self.capacity, psi * self.data, self.alpha[:, 0]
+        capacity_log = capacity * self.log_n
+        put(A, A, capacity.sum(axis=1))
+        put(A, ALPHA, -capacity_log.sum(axis=1))
+        put(ALPHA, ALPHA, _dot(capacity_log, self.log_n))
+        put(B, B, data.sum(axis=1))
+        put(B, BETA, -(data @ self.log_d))
+        put(BETA, BETA, data @ self.log_d**2)
+        put(E, E, _dot(psi, self.floor))
         for k, slope in enumerate(self.slope):
-            weighted = self.alpha * capacity
-            put(A, GAIN + k, -weighted * slope)
-            put(ALPHA, GAIN + k, (weighted * self.log_n - capacity) * slope)
+            moved = capacity * slope
+            put(A, GAIN + k, -alpha * moved.sum(axis=1))
+            put(ALPHA, GAIN + k, alpha * _dot(capacity_log, slope) - moved.sum(axis=1))
             for m in range(k + 1):
-                second = self.alpha * slope * self.slope[m] - self.bend[k][m]
-                put(GAIN + m, GAIN + k, weighted * second)
+                second = (alpha + 1) * _dot(moved, self.slope[m])
+                put(GAIN + m, GAIN + k, alpha * (second - _dot(capacity, self.bend[k][m])))
