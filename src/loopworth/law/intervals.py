@@ -17,6 +17,7 @@ from loopworth.law.gain import FloatArray
 from loopworth.law.joint import Problem
 from loopworth.law.solve import Solution, polish, seed_grid
 
+Interval = tuple[float, float]
 COVERAGE = 0.95
 _NORMAL = NormalDist().inv_cdf(0.5 + COVERAGE / 2)  # 1.96; its square is the chi-square threshold
 _SPARE_SEEDS = 8  # seeds of the grid for the few resamples that look unsolved
@@ -37,7 +38,7 @@ class Bootstrap:
     weights: FloatArray
     agreeing: float
 
-    def interval(self, values: FloatArray) -> tuple[float, float] | None:
+    def interval(self, values: FloatArray) -> Interval | None:
         """Return the central 95 % of `values` (S,), leaving out resamples that did not converge.
 
         None where too few are left to have tails.
@@ -190,7 +191,7 @@ def profile(
     starts = np.tile(theta, (len(values), 1))
     starts[:, column] = values
     best = polish(problem, starts, ones, fixed=[column])
-    for shift in (1, -1, 1, -1):
+    for shift in (1, -1):
         again = np.roll(best.theta, shift, axis=0)
         again[:, column] = values
         best, _ = _better(best, polish(problem, again, ones, fixed=[column]))

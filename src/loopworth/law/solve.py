@@ -129,7 +129,7 @@ class _Newton:
         held |= frozen
         # Rows on the box step in their own coordinates, where the box is a box.
         change = np.where(held.any(axis=1)[:, None, None], np.eye(theta.shape[1]), self.centre)
-        keep = ~held
+        keep: NDArray[np.bool_] = np.logical_not(held)
         gradient = np.where(keep, gradient, 0.0)
         hessian = hessian * (keep[:, :, None] & keep[:, None, :])
         gradient = np.matmul(change.transpose(0, 2, 1), gradient[:, :, None])[:, :, 0]

@@ -1,0 +1,328 @@
+"""`fit(runs)`: the recurrence-equivalence law of a run table, with what phi alone would hide."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from loopworth import __version__
+from loopworth.design import design_findings
+from loopworth.findings import Finding
+from loopworth.law.diagnose import (
+    Goodness,
+    ResidualRow,
+    fit_findings,
+    goodness,
+    open_constants,
+    residual_rows,
+)
+from loopworth.law.fitted import FittedLaw
+from loopworth.law.gain import FloatArray
+from loopworth.law.intervals import (
+    Bootstrap,
+    Interval,
+    Profile,
+    block_bootstrap,
+    profile,
+    resample_cells,
+)
+from loopworth.law.joint import GAIN, Problem
+from loopworth.law.rivals import (
+    ConventionRow,
+    GainRow,
+    HalfRow,
+    LawRow,
+    RecurrenceRow,
+    convention_rows,
+    gain_rows,
+    half_rows,
+    law_rows,
+    make_problem,
+    recurrence_rows,
+    rival_findings,
+)
+from loopworth.law.solve import Optimum, optimise
+from loopworth.ledger import Convention
+from loopworth.runs import RunTable, load_runs
+
+Progress = Callable[[str, int, int], None]
+"""Told what is being worked on, and how many of how many are done."""
+
+_FEW_CELLS = 8
+_MUCH_LOST = 0.01  # share of resamples that may fail unsaid
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A constant with its 95 % block-bootstrap and profile intervals, None where unknown."""
+
+    estimate: float
+    ci95: Interval | None = None
+    profile95: tuple[float | None, float | None] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return {
+            "estimate": self.estimate,
+            "ci95": list(self.ci95) if self.ci95 else None,
+            "profile95": list(self.profile95) if self.profile95 else None,
+        }
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A fitted law with its intervals, its rivals and its warnings.
+
+    law               the law as a value; `fit.law.predict(...)` gives nats per token
+    phi               the equivalence exponent, None where the law or the runs have none
+    gain              every constant of g(r) by name
+    parameters        A, alpha, B, beta, E; None where the runs do not identify the constant
+    goodness          objective, R2, RMSE in nats, AICc
+    seeds, seeds_agreeing    independent starts, and how many reached this optimum
+    laws              every g(r) of the registry on the same runs
+    conventions       phi wherever the injection can be counted
+    phi_by_recurrence g and phi(r) = ln g / ln r at each recurrence, each with a value of its own
+    per_recurrence    the plain Chinchilla law of each recurrence
+    halves            phi of the lower and of the upper budgets
+    residuals         observed minus predicted loss in nats by recurrence; `residual` by run
+    findings          of the table, its design and the fit
+    bootstrap, profile, runs    what figures draw
+    """
+
+    law: FittedLaw
+    convention: Convention
+    goodness: Goodness
+    seeds: int
+    seeds_agreeing: int
+    phi: Estimate | None
+    gain: dict[str, Estimate]
+    parameters: dict[str, float | None]
+    laws: tuple[LawRow, ...]
+    conventions: tuple[ConventionRow, ...]
+    phi_by_recurrence: tuple[GainRow, ...]
+    per_recurrence: tuple[RecurrenceRow, ...]
+    halves: tuple[HalfRow, ...]
+    residuals: tuple[ResidualRow, ...]
+    residual: FloatArray
+    findings: tuple[Finding, ...]
+    options: dict[str, Any]
+    runs: RunTable
+    bootstrap: Bootstrap | None = field(repr=False, default=None)
+    profile: Profile | None = field(repr=False, default=None)
+
+    @property
+    def provenance(self) -> dict[str, Any]:
+        """Where the numbers come from: data, package version and options."""
+        return {
+            "source": self.runs.source,
+            "citation": self.runs.citation,
+            "data_sha256": self.runs.digest,
+            "loopworth": __version__,
+            **self.options,
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values; `FittedLaw.from_json` reads the law back bit for bit."""
+        return {
+            "phi": self.phi.to_json() if self.phi else None,
+            "gain": {name: estimate.to_json() for name, estimate in self.gain.items()},
+            "parameters": dict(self.parameters),
+            "fitted_law": self.law.to_json(),
+            "objective": self.goodness.objective,
+            "r2": self.goodness.r2,
+            "rmse": self.goodness.rmse,
+            "aicc": self.goodness.aicc,
+            "n_runs": len(self.runs),
+            "seeds": self.seeds,
+            "seeds_agreeing": self.seeds_agreeing,
+            "convention": self.convention.name,
+            "recurrences": sorted(set(self.runs.recurrence.tolist())),
+            "laws": {row.key: row.to_json() for row in self.laws},
+            "conventions": [row.to_json() for row in self.conventions],
+            "phi_by_recurrence": [row.to_json() for row in self.phi_by_recurrence],
+            "per_recurrence": [row.to_json() for row in self.per_recurrence],
+            "budget_halves": {row.half: row.to_json() for row in self.halves},
+            "residuals": {
+                "by_recurrence": [row.to_json() for row in self.residuals],
+                "runs": [
+                    {"row": int(row), "val_loss": float(loss), "residual": float(residual)}
+                    for row, loss, residual in zip(
+                        self.runs.rows, self.runs.val_loss, self.residual, strict=True
+                    )
+                ],
+            },
+            "bootstrap": None
+            if self.bootstrap is None
+            else {
+                "resamples": len(self.bootstrap.theta),
+                "converged": float(self.bootstrap.converged.mean()),
+                "starts_agreeing": self.bootstrap.agreeing,
+            },
+            "warnings": [finding.to_json() for finding in self.findings],
+            "provenance": self.provenance,
+        }
+
+
+def fit(
+    runs: Any,
+    law: str = "power",
+    *,
+    convention: Convention | None = None,
+    bootstrap: int = 1000,
+    seed: int = 0,
+    on_progress: Progress | None = None,
+) -> Fit:
+    """Fit a law to runs: the global optimum, intervals, rivals, conventions, residuals.
+
+    `runs` is a RunTable or anything `load_runs` takes; `law` a key of the gain registry;
+    `bootstrap` the number of block resamples (0 leaves the intervals out); `convention` where
+    parameters are counted, by default the table's own. Protocol: arXiv 2604.21106, with a block
+    bootstrap over (budget, recurrence) cells.
+
+    Raises ValueError where the runs are fewer than the constants, or the law is unknown.
+
+    >>> result = fit("schwethelm2026", bootstrap=0)
+    >>> round(result.phi.estimate, 3), result.seeds_agreeing == result.seeds
+    (0.434, True)
+    """
+    table = runs if isinstance(runs, RunTable) else load_runs(runs)
+    if convention is not None:
+        table = table.under(convention)
+    if bootstrap < 0:
+        raise ValueError(f"bootstrap={bootstrap} must be 0 (no intervals) or more resamples")
+    tell = on_progress or (lambda _stage, _done, _total: None)
+    design = design_findings(table)
+    # With one recurrence there is no gain to fit: the law that is left is Chinchilla's.
+    alone = any(finding.code == "one_recurrence" for finding in design)
+    problem = make_problem(table, "none" if alone and law != "unrolled" else law)
+    if len(table) < len(problem.names):
+        raise ValueError(
+            f"{len(table)} runs cannot fit the {len(problem.names)} constants of the law {law!r}; "
+            "add runs, at two or more budgets, widths and recurrences"
+        )
+    tell("point fit", 0, 1)
+    optimum = optimise(problem)
+    open_ = open_constants(problem, optimum.theta, table, design)
+    boot = _bootstrap(problem, optimum, table, bootstrap, seed, tell)
+    curve = _profile(problem, optimum, table, open_)
+    tell("rival laws", 0, 1)
+    laws = law_rows(table, {problem.gain.key: optimum})
+    conventions: tuple[ConventionRow, ...] = ()
+    gains: tuple[GainRow, ...] = ()
+    if not alone and "phi" not in open_:
+        tell("conventions", 0, 1)
+        best = next(row.optimum for row in laws if row.key == "power")
+        # Only the law `power` has the draws that these tables start from.
+        power = boot
+        if boot is not None and problem.gain.key != "power":
+            power = block_bootstrap(make_problem(table), boot.weights, best.theta)
+        conventions = convention_rows(table, best, power)
+        tell("phi by recurrence", 0, 1)
+        gains = gain_rows(table, laws, power)
+    tell("each recurrence", 0, 1)
+    residual = table.val_loss - np.exp(problem.log_prediction(optimum.theta[None])[0])
+    fitted = FittedLaw.from_theta(problem.gain, table.recurrence, optimum.theta)
+    gain = _estimates(problem, optimum, open_, boot, curve)
+    return Fit(
+        law=fitted,
+        convention=table.convention,
+        goodness=goodness(problem, optimum.theta),
+        seeds=optimum.seeds,
+        seeds_agreeing=optimum.seeds_agreeing,
+        phi=gain.get("phi"),
+        gain=gain,
+        parameters={
+            name: None if name in open_ else getattr(fitted, name)
+            for name in ("A", "alpha", "B", "beta", "E")
+        },
+        laws=laws,
+        conventions=conventions,
+        phi_by_recurrence=gains,
+        per_recurrence=recurrence_rows(table),
+        halves=() if alone else half_rows(table),
+        residuals=residual_rows(table.recurrence, residual),
+        residual=residual,
+        findings=(
+            *table.findings,
+            *design,
+            *fit_findings(problem, optimum, open_),
+            *_bootstrap_findings(boot, table),
+            *rival_findings(laws),
+        ),
+        options={
+            "law": law,
+            "convention": table.convention.name,
+            "bootstrap": bootstrap,
+            "seed": seed,
+        },
+        runs=table,
+        bootstrap=boot,
+        profile=curve,
+    )
+
+
+def _bootstrap(
+    problem: Problem, optimum: Optimum, table: RunTable, resamples: int, seed: int, tell: Progress
+) -> Bootstrap | None:
+    if not resamples:
+        return None
+    done = 0
+
+    def count(more: int) -> None:
+        nonlocal done
+        done += more
+        tell("bootstrap", done, 2 * resamples)
+
+    weights = resample_cells(table.cells, resamples, seed)
+    return block_bootstrap(problem, weights, optimum.theta, on_progress=count)
+
+
+def _profile(
+    problem: Problem, optimum: Optimum, table: RunTable, open_: tuple[str, ...]
+) -> Profile | None:
+    """Profile the gain's constant where it has one that the runs identify."""
+    names = [name for name in problem.gain.parameters if name not in open_]
+    return profile(problem, optimum.theta, names[0], table.cells) if len(names) == 1 else None
+
+
+def _estimates(
+    problem: Problem,
+    optimum: Optimum,
+    open_: tuple[str, ...],
+    boot: Bootstrap | None,
+    curve: Profile | None,
+) -> dict[str, Estimate]:
+    return {
+        name: Estimate(
+            float(optimum.theta[GAIN + k]),
+            boot.interval(boot.theta[:, GAIN + k]) if boot else None,
+            curve.interval if curve else None,
+        )
+        for k, name in enumerate(problem.gain.parameters)
+        if name not in open_
+    }
+
+
+def _bootstrap_findings(boot: Bootstrap | None, table: RunTable) -> Iterator[Finding]:
+    if boot is None:
+        return
+    lost = 1.0 - float(boot.converged.mean())
+    if lost > _MUCH_LOST:
+        yield Finding(
+            "bootstrap_not_converged",
+            "warning",
+            f"{lost:.1%} of the resamples did not converge and are left out of the intervals.",
+            remedy="Read the profile interval beside it; more cells would steady the bootstrap.",
+        )
+    cells = len(set(table.cells.tolist()))
+    if cells < _FEW_CELLS:
+        yield Finding(
+            "few_cells",
+            "warning",
+            f"The bootstrap resamples {cells} (budget, recurrence) cells; with fewer than "
+            f"{_FEW_CELLS} its intervals are too narrow.",
+            remedy="Add budgets or recurrences; do not read the interval as 95 %.",
+        )
