@@ -19,6 +19,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, TextIO
 
 import click
@@ -136,6 +137,92 @@ def main() -> None:
     \b
     Exit codes: 0 done, 1 refused (the message says why), 2 wrong usage, 130 interrupted.
     """
+
+
+# The keys of `loopworth.law.GAINS`; importing them here would slow down `--help`.
+_LAWS = ["none", "unrolled", "power", "bounded", "log", "affine", "free"]
+
+
+@main.command()
+@click.argument("runs", default="schwethelm2026")
+@click.option(
+    "--law",
+    type=click.Choice(_LAWS),
+    default="power",
+    help="The gain g(r) that is fitted: r^phi, or a rival [power].",
+)
+@click.option(
+    "--injection",
+    type=click.Choice(["recurrent", "once", "excluded"]),
+    default="recurrent",
+    help="Count the injection in N_rec, in N_once or not at all [recurrent].",
+)
+@click.option(
+    "--bootstrap",
+    type=click.IntRange(min=0),
+    default=1000,
+    metavar="N",
+    help="Block resamples for the 95 % intervals; 0 leaves them out [1000].",
+)
+@click.option(
+    "--seed", type=click.IntRange(min=0), default=0, metavar="N", help="Of the resamples [0]."
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Also write fit.json, tables as CSV and figures as PDF and SVG.",
+)
+@click.option("-q", "--quiet", is_flag=True, help="No progress on stderr.")
+def fit(
+    runs: str, law: str, injection: Any, bootstrap: int, seed: int, as_json: bool,
+    out: Path | None, quiet: bool,
+) -> None:  # fmt: skip
+    """Fit the recurrence-equivalence law to training runs.
+
+    RUNS is a CSV, JSON, JSON lines or Parquet file, - for standard input, or a built-in table:
+    schwethelm2026 (116 runs, the default), schwethelm2026:truncated_bptt,
+    schwethelm2026:hyperconnections. Each row is a run: n_once, n_rec (parameters), recurrence,
+    tokens, val_loss (nats per token), or an architecture with a budget in FLOPs.
+
+    Prints phi with its 95 % interval, what it means, rival laws, conventions, the runs of each
+    recurrence and warnings that name rows. The file is only read.
+
+    \b
+    Examples:
+      loopworth fit
+      loopworth fit my_runs.csv --out report
+      loopworth fit schwethelm2026:hyperconnections --law free
+      loopworth fit - --json --bootstrap 0 < my_runs.csv
+    """
+    from loopworth.law import fit as fit_law
+    from loopworth.ledger import Convention
+    from loopworth.report.fit_report import FitReport
+    from loopworth.report.progress import progress
+    from loopworth.runs import load_runs
+
+    if out is not None and out.exists() and any(out.iterdir()):
+        raise click.BadParameter(f"{out} is not empty; name a new folder.", param_hint="--out")
+    table = load_runs(runs, convention=Convention(injection))
+    with progress(quiet) as tell:
+        result = fit_law(table, law, bootstrap=bootstrap, seed=seed, on_progress=tell)
+        report = FitReport.of(result)
+        if out is not None:
+            from loopworth.report.folder import write_folder
+
+            tell("figures", 0, 1)
+            write_folder(report, out)
+    if as_json:
+        click.echo(report.dumps(), nl=False)
+        return
+    from rich.console import Console
+
+    from loopworth.report.fit_text import fit_page
+
+    Console(highlight=False).print(fit_page(report))
+    if out is not None:
+        click.echo(f"Written to {out}: fit.json, tables (CSV), figures (PDF, SVG).")
 
 
 @main.command()

@@ -128,8 +128,9 @@ class _Newton:
         frozen[self.free] = False
         held |= frozen
         # Rows on the box step in their own coordinates, where the box is a box.
-        change = np.where(held.any(axis=1)[:, None, None], np.eye(theta.shape[1]), self.centre)
-        keep: NDArray[np.bool_] = np.logical_not(held)
+        on_box = np.asarray(held.any(axis=1))[:, None, None]
+        change = np.where(on_box, np.eye(theta.shape[1]), self.centre)
+        keep = ~held
         gradient = np.where(keep, gradient, 0.0)
         hessian = hessian * (keep[:, :, None] & keep[:, None, :])
         gradient = np.matmul(change.transpose(0, 2, 1), gradient[:, :, None])[:, :, 0]

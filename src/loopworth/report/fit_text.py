@@ -1,0 +1,226 @@
+"""A fit as a terminal page: phi in a sentence, then the tables that qualify it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+from rich import box
+from rich.console import Group
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from loopworth.allocate import Equivalent
+from loopworth.findings import Finding, join_words, name_rows
+from loopworth.law import Estimate, Fit
+from loopworth.quantities import format_count, format_flops, format_interval, format_quantity
+from loopworth.report.fit_report import FitReport
+
+_COLOURS = {"error": "bold red", "warning": "bold yellow", "note": "bold cyan"}
+
+
+def fit_page(report: FitReport) -> Group:
+    """Return a page for a rich console; it fits 80 columns."""
+    parts = (
+        _headline(report),
+        _constants(report.fit),
+        _recurrences(report.fit),
+        _laws(report.fit),
+        _conventions(report.fit),
+        _optima(report),
+        _warnings(report.findings),
+    )
+    return Group(*(part for part in parts if part is not None))
+
+
+def _headline(report: FitReport) -> Group:
+    """Say what was found, and what it means, before any table."""
+    fit = report.fit
+    levels = join_words(f"{r:g}" for r in sorted(set(fit.runs.recurrence.tolist())))
+    text = Text(f"{fit.runs.name}: {len(fit.runs)} runs, r = {levels}\n\n", style="dim")
+    for name, estimate in fit.gain.items():
+        text.append(f"  {name} = {_interval(estimate)}", style="not dim bold")
+        text.append(f"{_profile(estimate)}\n")
+    if not fit.gain:
+        text.append(_no_gain(fit), style="not dim bold")
+    if "phi" in fit.gain:
+        text.append("  0: a repeat of the block adds nothing; 1: it equals a fresh block\n")
+    if fit.gain and fit.bootstrap is not None:
+        resamples = format_count(len(fit.bootstrap.theta))
+        cells = len(set(fit.runs.cells.tolist()))
+        text.append(f"  95 % intervals from {resamples} resamples of {cells} (budget, r) cells\n")
+    if fit.law.recurrences and fit.gain:
+        worth = ", ".join(f"g({r:g}) = {fit.law.g(r):.2f}" for r in fit.law.recurrences[:5])
+        text.append(f"  worth of the loop in fresh blocks: {worth}\n", style="not dim")
+    return Group(text, _equivalents(report.equivalents))
+
+
+def _profile(estimate: Estimate) -> str:
+    if estimate.profile95 is None:
+        return ""
+    low, high = ("open" if end is None else f"{end:.2f}" for end in estimate.profile95)
+    return f"   profile likelihood [{low}, {high}]"
+
+
+def _equivalents(equivalents: Sequence[Equivalent]) -> Group | Text:
+    """Translate the gain into model sizes, at one count of unique parameters."""
+    if not equivalents:
+        return Text()
+    table = _table("unique parameters", "r", "worth unlooped", "training cost of")
+    for x in equivalents:
+        sizes = (format_quantity(n) for n in (x.worth, x.cost))
+        table.add_row(format_quantity(x.n_unique), f"{x.recurrence:g}", *sizes)
+    return _section("Equivalents", table, "sizes of the unlooped model of equal loss, equal cost")
+
+
+def _no_gain(fit: Fit) -> str:
+    if fit.options["law"] != fit.law.key:
+        return "  phi is not identified by these runs (see the warnings)\n"
+    if not fit.law.gain.parameters:
+        return f"  g(r) = {fit.law.gain.formula}: this law has no constant in g\n"
+    return f"  {join_words(fit.law.gain.parameters)} not identified by these runs\n"
+
+
+def _interval(estimate: Estimate) -> str:
+    if estimate.ci95 is None:
+        return f"{estimate.estimate:.3f}"
+    return format_interval(estimate.estimate, estimate.ci95)
+
+
+def _constants(fit: Fit) -> Group:
+    """Write the law with its constants, and how well it meets the runs."""
+    value = {name: "?" if x is None else f"{x:.3g}" for name, x in fit.parameters.items()}
+    gain = f"({fit.law.gain.formula})"
+    if fit.law.key == "power":
+        gain = f"r^{fit.phi.estimate:.3f}" if fit.phi else "r^?"
+    good = fit.goodness
+    text = Text("The law", style="bold green")
+    text.append(
+        f"\nL = {value['E']} + {value['A']} N_eff^-{value['alpha']} + {value['B']} "
+        f"D^-{value['beta']} nats per token\nN_eff = N_once + {gain} N_rec\n",
+        style="not bold default",
+    )
+    text.append(
+        f"R2 {good.r2:.4f}, RMSE {1e3 * good.rmse:.1f} mnats, summed Huber {good.objective:.3e}, "
+        f"reached from {fit.seeds_agreeing} of {fit.seeds} starts\n{fit.convention.name}\n",
+        style="not bold dim",
+    )
+    return Group(text)
+
+
+def _recurrences(fit: Fit) -> Group | None:
+    """List each recurrence: its own g, its own Chinchilla law, the joint law's residuals."""
+    gains = {row.recurrence: row for row in fit.phi_by_recurrence}
+    own = {row.recurrence: row for row in fit.per_recurrence}
+    table = _table("r", "runs", "g(r)", "phi(r)", "alpha", "beta", "E", "mean", "largest")
+    for row in fit.residuals:
+        gain, law = gains.get(row.recurrence), own.get(row.recurrence)
+        phi = "-"
+        if gain is not None:
+            phi = _interval(Estimate(gain.phi, gain.ci95))
+        table.add_row(
+            f"{row.recurrence:g}",
+            str(row.n_runs),
+            f"{gain.g:.2f}" if gain else "-",
+            phi,
+            *(f"{law.parameters[name]:.3g}" if law else "-" for name in ("alpha", "beta", "E")),
+            f"{1e3 * row.mean:+.1f}",
+            f"{1e3 * row.max_abs:.1f}",
+        )
+    halves = " and ".join(f"{row.phi:.2f} on the {row.half}er" for row in fit.halves)
+    return _section(
+        "By recurrence",
+        table,
+        "g free; alpha, beta, E of each r alone; joint residuals, mnats",
+        f"phi is {halves} half of the budgets" if halves else "",
+    )
+
+
+def _laws(fit: Fit) -> Group | None:
+    """List the rival gains, the best by AICc marked."""
+    if not fit.laws:
+        return None
+    levels = fit.law.recurrences[-4:]
+    names = [f"g({r:g})" for r in levels]
+    table = _table("law", "g(r)", "R2", "RMSE", "dAICc", *names, left=2)
+    for row in fit.laws:
+        delta = "-" if row.delta_aicc is None else f"{row.delta_aicc:.1f}"
+        gains = [f"{row.law.g(r):.2f}" for r in levels]
+        style = "bold" if row.key == fit.law.key else ""
+        table.add_row(
+            row.key,
+            row.formula,
+            f"{row.goodness.r2:.4f}",
+            f"{1e3 * row.goodness.rmse:.1f}",
+            delta,
+            *gains,
+            style=style,
+        )
+    return _section("Rival laws", table, "RMSE in mnats; dAICc 0 is the best of the table")
+
+
+def _conventions(fit: Fit) -> Group | None:
+    """Show how far the count of the injection moves phi."""
+    if not fit.conventions:
+        return None
+    table = _table("injection counted", "phi", "objective", left=1)
+    for row in fit.conventions:
+        mark = "bold" if row.injection == fit.convention.injection else ""
+        phi = _interval(Estimate(row.phi, row.ci95))
+        table.add_row(row.injection, phi, f"{row.objective:.3e}", style=mark)
+    return _section("Phi by convention", table, "compare phi only within one convention")
+
+
+def _optima(report: FitReport) -> Group | None:
+    """Show the measured optima by recurrence: growth, and what looping costs in loss."""
+    if not report.exponents:
+        return None
+    budgets = sorted({gap.budget_flops for gap in report.gaps})
+    shown = budgets if len(budgets) <= 6 else [*budgets[:3], *budgets[-3:]]
+    gaps = {(gap.recurrence, gap.budget_flops): 1e3 * gap.nats for gap in report.gaps}
+    table = _table("r", "N* ~ C^", "D* ~ C^", *(format_flops(budget) for budget in shown))
+    for row in report.exponents:
+        lost = [gaps.get((row.recurrence, budget)) for budget in shown]
+        table.add_row(
+            f"{row.recurrence:g}",
+            _power(row.n_exponent, row.n_se),
+            _power(row.d_exponent, row.d_se),
+            *("-" if nats is None else f"+{nats:.0f}" for nats in lost),
+        )
+    note = "iso-FLOP minima; L* above that of r = 1 in mnats, by budget"
+    return _section("Measured optima", table, note)
+
+
+def _power(exponent: float | None, error: float | None) -> str:
+    if exponent is None:
+        return "-"
+    return f"{exponent:.2f}" if error is None else f"{exponent:.2f} ± {error:.2f}"
+
+
+def _warnings(findings: Iterable[Finding]) -> Group | None:
+    lines = []
+    for finding in findings:
+        text = Text(f"{finding.severity} ", style=_COLOURS[finding.severity])
+        where = f"{finding.code}, {name_rows(finding.rows)}" if finding.rows else finding.code
+        text.append(f"[{where}] ", style="dim not bold default")
+        text.append(finding.message, style="not bold default")
+        if finding.remedy:
+            text.append(f" {finding.remedy}", style="dim not bold default")
+        lines.append(text)
+    return Group(*lines) if lines else None
+
+
+def _table(*names: str, left: int = 0) -> Table:
+    """Make a table whose first `left` columns hold words, the others numbers."""
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    for place, name in enumerate(names):
+        justify: Literal["left", "right"] = "left" if place < left else "right"
+        table.add_column(escape(name), justify=justify, no_wrap=True)
+    return table
+
+
+def _section(title: str, table: Table, note: str, foot: str = "") -> Group:
+    head = Text(title, style="bold green")
+    head.append(f"  {note}", style="dim not bold default")
+    return Group(head, table, Text(f"{foot}\n" if foot else "", style="dim"))
