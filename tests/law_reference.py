@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +25,12 @@ DELTA = 1e-3
 # L-BFGS-B compares decreases with max(|f|, 1): at f = 3e-4 its default tolerance stops far too
 # early, so the reference runs until it cannot improve.
 _OPTIONS = {"maxiter": 20_000, "maxfun": 100_000, "ftol": 1e-15, "gtol": 1e-10}
+
+
+def run_columns(runs: Any, rows: Any = slice(None)) -> dict[str, Array]:
+    """Return what a law needs of a run table, by the names of its arguments."""
+    names = ("n_once", "n_rec", "recurrence", "tokens", "val_loss")
+    return {name: getattr(runs, name)[rows] for name in names}
 
 
 def gain(
