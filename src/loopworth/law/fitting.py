@@ -200,7 +200,7 @@ def fit(
     problem = make_problem(table, "none" if alone and law != "unrolled" else law)
     if len(table) < len(problem.names):
         raise ValueError(
-            f"{len(table)} runs cannot fit the {len(problem.names)} constants of the law {law!r}; "
+            f"{len(table)} run{'s' * (len(table) > 1)} cannot fit the {len(problem.names)} constants of the law {law!r}; "
             "add runs, at two or more budgets, widths and recurrences"
         )
     tell("point fit", 0, 1)
