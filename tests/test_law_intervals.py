@@ -1,0 +1,297 @@
+"""The block bootstrap, the sandwich and the profile against plain counterparts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from law_reference import DELTA, Reference, run_columns
+from loopworth.law.gain import make_gain
+from loopworth.law.intervals import (
+    Bootstrap,
+    block_bootstrap,
+    profile,
+    resample_cells,
+    sandwich,
+)
+from loopworth.law.joint import GAIN, Problem
+from loopworth.law.solve import optimise
+from loopworth.ledger import Convention
+from loopworth.runs import RunTable, load_runs
+
+RUNS = load_runs("schwethelm2026")
+ONES = np.ones(len(RUNS))
+HALF_CHI_SQUARE = 1.959964**2
+
+
+def problem_of(runs: RunTable, key: str = "power") -> Problem:
+    return Problem.of(make_gain(key, runs.recurrence), **run_columns(runs))
+
+
+PROBLEM = problem_of(RUNS)
+OPTIMUM = optimise(PROBLEM)
+
+
+def reference(weights: np.ndarray | None = None) -> Reference:
+    return Reference("power", **run_columns(RUNS), weights=weights)
+
+
+# Resampling
+
+cells_of_runs = st.lists(st.integers(0, 5), min_size=1, max_size=30).map(
+    lambda labels: np.unique(labels, return_inverse=True)[1]
+)
+
+
+@given(cells_of_runs, st.integers(1, 20), st.integers(0, 1000))
+def test_cells_are_drawn_whole(cells: np.ndarray, resamples: int, seed: int) -> None:
+    weights = resample_cells(cells, resamples, seed)
+    count = int(cells.max()) + 1
+    assert weights.shape == (resamples, len(cells))
+    for cell in range(count):
+        members = weights[:, cells == cell]
+        assert (members == members[:, :1]).all()
+    # As many cells as there are: one weight of each cell, summed over cells.
+    first = [int(np.flatnonzero(cells == cell)[0]) for cell in range(count)]
+    np.testing.assert_array_equal(weights[:, first].sum(axis=1), np.full(resamples, count))
+    assert (weights >= 0).all()
+    np.testing.assert_array_equal(weights, np.round(weights))
+
+
+def test_the_seed_decides_the_draw() -> None:
+    one, two = (resample_cells(RUNS.cells, 50, seed) for seed in (0, 1))
+    np.testing.assert_array_equal(one, resample_cells(RUNS.cells, 50, 0))
+    assert not np.array_equal(one, two)
+
+
+def test_every_cell_is_drawn_equally_often() -> None:
+    mean = resample_cells(RUNS.cells, 4000, seed=3).mean(axis=0)
+    np.testing.assert_allclose(mean, 1.0, atol=5 / np.sqrt(4000))
+
+
+# The interval of a bootstrap
+
+
+def bootstrap_of(converged: np.ndarray) -> Bootstrap:
+    size = len(converged)
+    return Bootstrap(np.zeros((size, 1)), np.zeros(size), converged, np.ones((size, 1)), 1.0)
+
+
+def test_interval_is_the_central_95_percent_of_what_converged() -> None:
+    rng = np.random.default_rng(0)
+    values, converged = rng.normal(size=1000), rng.random(1000) > 0.1
+    values[5] = np.nan
+    kept = values[converged & ~np.isnan(values)]
+    expected = np.quantile(kept, [0.025, 0.975])
+    np.testing.assert_allclose(bootstrap_of(converged).interval(values), expected)
+
+
+@pytest.mark.parametrize(("resamples", "known"), [(0, False), (39, False), (40, True)])
+def test_too_few_resamples_have_no_interval(resamples: int, known: bool) -> None:
+    interval = bootstrap_of(np.ones(resamples, dtype=bool)).interval(np.arange(resamples) * 1.0)
+    assert (interval is not None) == known
+
+
+# The block bootstrap
+
+
+def test_no_descent_ends_lower_on_a_resample() -> None:
+    weights = resample_cells(RUNS.cells, 20, seed=1)
+    boot = block_bootstrap(PROBLEM, weights, OPTIMUM.theta)
+    assert boot.converged.all()
+    rng = np.random.default_rng(2)
+    for theta, objective, weight in zip(boot.theta, boot.objective, weights, strict=True):
+        plain = reference(weight)
+        assert objective == pytest.approx(plain.objective(theta), rel=1e-10)
+        near = OPTIMUM.theta * (1 + 0.2 * rng.uniform(-1, 1, (2, len(theta))))
+        found = plain.descend(np.concatenate([near, theta[None]]))
+        assert objective <= found.objective.min() * (1 + 1e-9)
+
+
+def test_starts_do_not_decide_the_solution() -> None:
+    weights = resample_cells(RUNS.cells, 30, seed=4)
+    one = block_bootstrap(PROBLEM, weights, OPTIMUM.theta)
+    moved = np.tile(OPTIMUM.theta, (30, 1)) * np.random.default_rng(5).uniform(0.9, 1.1, (30, 6))
+    two = block_bootstrap(PROBLEM, weights, moved)
+    np.testing.assert_allclose(two.objective, one.objective, rtol=1e-6)
+    np.testing.assert_array_equal(one.weights, weights)
+    assert one.agreeing >= 0.9
+
+
+def test_a_resample_equal_to_the_table_has_its_optimum() -> None:
+    boot = block_bootstrap(PROBLEM, np.ones((1, len(RUNS))), OPTIMUM.theta * 1.05)
+    np.testing.assert_allclose(boot.theta[0], OPTIMUM.theta, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("injection", "low", "high"), [("recurrent", 0.39, 0.48), ("once", 0.41, 0.50)]
+)
+def test_the_block_interval_of_phi_is_the_published_one(
+    injection: Any, low: float, high: float
+) -> None:
+    problem = problem_of(RUNS.under(Convention(injection)))
+    weights = resample_cells(RUNS.cells, 400, seed=0)
+    boot = block_bootstrap(problem, weights, optimise(problem).theta, second_look=False)
+    np.testing.assert_allclose(boot.interval(boot.theta[:, GAIN]), (low, high), atol=0.02)
+
+
+def test_an_iid_bootstrap_is_too_narrow() -> None:
+    spread = []
+    for cells in (RUNS.cells, np.arange(len(RUNS))):
+        weights = resample_cells(cells, 300, seed=0)
+        boot = block_bootstrap(PROBLEM, weights, OPTIMUM.theta, second_look=False)
+        spread.append(boot.theta[:, GAIN].std())
+    assert 1.3 < spread[0] / spread[1] < 1.9
+
+
+def test_progress_counts_every_solution() -> None:
+    told: list[int] = []
+    weights = resample_cells(RUNS.cells, 10, seed=0)
+    block_bootstrap(PROBLEM, weights, OPTIMUM.theta, on_progress=told.append)
+    assert sum(told) == 20  # ten resamples, looked at twice
+
+
+def simulated(rng: np.random.Generator) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """Return a sweep of 6 budgets by r = 1, 2, 4, 8 with errors that a cell shares, and cells."""
+    budget, recurrence, width = (
+        axis.ravel() for axis in np.meshgrid(np.geomspace(5e17, 2e19, 6), (1, 2, 4, 8), range(4))
+    )
+    unique = 1e8 * np.sqrt(budget / 1e18) * 1.6 ** (width - 1.5)
+    columns = {
+        "n_once": 0.4 * unique,
+        "n_rec": 0.6 * unique,
+        "recurrence": recurrence,
+        "tokens": budget / (6 * unique),
+        "val_loss": np.ones(len(unique)),
+    }
+    loss = Reference("power", **columns).predict(TRUTH)
+    cells = np.unique(np.stack([budget, recurrence]), axis=1, return_inverse=True)[1]
+    error = 0.004 * rng.normal(size=24)[cells] + 0.002 * rng.normal(size=len(unique))
+    columns["val_loss"] = loss * np.exp(error)
+    return columns, cells
+
+
+TRUTH = np.array([3.33, 0.2, 6.84, 0.37, 0.451, 0.45])
+
+
+def test_blocks_cover_the_truth_where_single_runs_do_not() -> None:
+    rng = np.random.default_rng(0)
+    covered = {"block": 0, "iid": 0}
+    tables = 14
+    for table in range(tables):
+        columns, cells = simulated(rng)
+        problem = Problem.of(make_gain("power", columns["recurrence"]), **columns)
+        for name, blocks in (("block", cells), ("iid", np.arange(len(cells)))):
+            weights = resample_cells(blocks, 50, seed=table)
+            boot = block_bootstrap(problem, weights, TRUTH, second_look=False)
+            low, high = boot.interval(boot.theta[:, GAIN]) or (np.nan, np.nan)
+            covered[name] += low <= TRUTH[GAIN] <= high
+    assert covered["block"] >= 0.8 * tables
+    assert covered["block"] >= covered["iid"] + 0.15 * tables
+
+
+# The sandwich
+
+
+def plain_sandwich(problem: Problem, theta: np.ndarray, cells: np.ndarray, w: np.ndarray) -> Any:
+    """Return the standard errors and the deviance scale, run by run."""
+    jacobian = problem.jacobian(theta[None])[0].T
+    residual = problem.log_prediction(theta[None])[0] - problem.log_loss
+    size = jacobian.shape[1]
+    bread, inside = np.zeros((size, size)), 0.0
+    scores = {int(cell): np.zeros(size) for cell in cells}
+    for run in range(len(residual)):
+        bread += w[run] * np.outer(jacobian[run], jacobian[run])
+        inside += w[run] * (abs(residual[run]) <= DELTA)
+        score = max(-DELTA, min(DELTA, residual[run]))
+        scores[int(cells[run])] += w[run] * score * jacobian[run]
+    bread *= inside / w.sum()
+    inverse = np.linalg.inv(bread)
+    variance = inverse @ sum(np.outer(s, s) for s in scores.values()) @ inverse
+    return np.sqrt(np.diag(variance)), np.diag(inverse) / np.diag(variance)
+
+
+@pytest.mark.parametrize("seed", [None, 0, 1])
+def test_the_sandwich_equals_plain_loops(seed: int | None) -> None:
+    weights = ONES if seed is None else resample_cells(RUNS.cells, 1, seed)[0]
+    spread = sandwich(PROBLEM, OPTIMUM.theta, RUNS.cells, weights)
+    error, scale = plain_sandwich(PROBLEM, OPTIMUM.theta, RUNS.cells, weights)
+    np.testing.assert_allclose(spread.standard_error, error, rtol=1e-4)
+    np.testing.assert_allclose(spread.deviance_scale, scale, rtol=1e-4)
+
+
+def test_the_sandwich_is_about_as_wide_as_the_bootstrap() -> None:
+    boot = block_bootstrap(
+        PROBLEM, resample_cells(RUNS.cells, 300, seed=0), OPTIMUM.theta, second_look=False
+    )
+    spread = sandwich(PROBLEM, OPTIMUM.theta, RUNS.cells, ONES)
+    assert spread.standard_error[GAIN] == pytest.approx(boot.theta[:, GAIN].std(), rel=0.5)
+
+
+def test_what_the_runs_do_not_identify_has_no_error() -> None:
+    alone = RUNS.select(RUNS.recurrence == 1)
+    problem = problem_of(alone)
+    theta = optimise(problem).theta
+    spread = sandwich(problem, theta, alone.cells, np.ones(len(alone)))
+    assert np.isinf(spread.standard_error[GAIN])
+    assert np.isfinite(spread.standard_error[:GAIN]).all()
+
+
+# The profile
+
+
+def test_the_profile_equals_a_brute_force_one() -> None:
+    curve = profile(PROBLEM, OPTIMUM.theta, "phi", RUNS.cells)
+    scale = sandwich(PROBLEM, OPTIMUM.theta, RUNS.cells, ONES).deviance_scale[GAIN]
+    assert (np.diff(curve.values) > 0).all()
+    near = np.argsort(np.abs(curve.values - OPTIMUM.theta[GAIN]))[1:30:6]
+    for k in near:
+        held = {GAIN: float(curve.values[k])}
+        found = reference().descend(OPTIMUM.theta[None], held)
+        expected = 2 * (found.objective[0] - OPTIMUM.objective) * scale
+        assert curve.deviance[k] == pytest.approx(expected, rel=1e-3, abs=1e-6)
+        assert curve.deviance[k] <= expected * (1 + 1e-6) + 1e-6
+
+
+@pytest.mark.parametrize("parameter", ["phi", "alpha", "beta", "e"])
+def test_the_profile_interval_ends_where_the_deviance_says(parameter: str) -> None:
+    column = PROBLEM.names.index(parameter)
+    curve = profile(PROBLEM, OPTIMUM.theta, parameter, RUNS.cells)
+    scale = sandwich(PROBLEM, OPTIMUM.theta, RUNS.cells, ONES).deviance_scale[column]
+    low, high = curve.interval
+    assert low is not None
+    assert high is not None
+    assert low < OPTIMUM.theta[column] < high
+    for end in (low, high):
+        found = reference().descend(OPTIMUM.theta[None], {column: end})
+        deviance = 2 * (found.objective[0] - OPTIMUM.objective) * scale
+        assert deviance == pytest.approx(HALF_CHI_SQUARE, rel=0.05)
+
+
+def test_the_profile_interval_of_phi_agrees_with_the_block_interval() -> None:
+    low, high = profile(PROBLEM, OPTIMUM.theta, "phi", RUNS.cells).interval
+    assert low == pytest.approx(0.39, abs=0.03)
+    assert high == pytest.approx(0.48, abs=0.03)
+
+
+def test_a_parameter_that_changes_nothing_has_an_open_interval() -> None:
+    alone = RUNS.select(RUNS.recurrence == 1)
+    problem = problem_of(alone)
+    curve = profile(problem, optimise(problem).theta, "phi", alone.cells)
+    assert curve.interval == (None, None)
+    np.testing.assert_allclose(curve.deviance, 0, atol=1e-3)
+
+
+def test_the_profile_of_a_weighted_table_counts_weights() -> None:
+    weights = resample_cells(RUNS.cells, 1, seed=7)[0]
+    rows = np.repeat(np.arange(len(RUNS)), weights.astype(int))
+    columns = run_columns(RUNS, rows)
+    repeated = Problem.of(make_gain("power", columns["recurrence"]), **columns)
+    theta = optimise(PROBLEM, weights).theta
+    one = profile(PROBLEM, theta, "phi", RUNS.cells, weights)
+    two = profile(repeated, theta, "phi", RUNS.cells[rows])
+    np.testing.assert_allclose(one.interval, two.interval, rtol=1e-5)
