@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from loopworth.datasets import builtin_names
-from loopworth.design import design_findings
 from loopworth.runs import load_runs
+from loopworth.table.design import design_findings
 
 
 def codes(columns: dict[str, Any]) -> list[str]:

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from loopworth.columns import COLUMNS, describe_columns, match_columns
-from loopworth.reading import RawTable, read_bytes, read_object, read_path
-from loopworth.values import read_numbers, read_texts
+from loopworth.table.columns import COLUMNS, describe_columns, match_columns
+from loopworth.table.reading import RawTable, read_bytes, read_object, read_path
+from loopworth.table.values import read_numbers, read_texts
 
 CSV = "r,loss\n1,2.9\n2,2.8\n"
 COLUMNS_READ = {"r": ["1", "2"], "loss": ["2.9", "2.8"]}

@@ -2,7 +2,7 @@
 
 `load_runs` reads a table from any source and screens it. Rows that cannot be used are set aside
 with a warning, the rest goes on, and `RunTable.findings` says what happened. The columns and their
-units are listed in `loopworth.columns`.
+units are listed in `loopworth.table.columns`.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from loopworth import datasets
-from loopworth.blocks import group_budgets, make_cells, nominal_budgets
-from loopworth.columns import match_columns
-from loopworth.derive import Draft, all_conventions, derive
 from loopworth.findings import Finding, join_words
 from loopworth.ledger import Convention, ledger
-from loopworth.reading import RawTable, read_object, read_path
-from loopworth.screening import remarks, screen, set_aside
 from loopworth.spec import ModelSpec
-from loopworth.units import check_units
-from loopworth.values import Floats
+from loopworth.table.blocks import group_budgets, make_cells, nominal_budgets
+from loopworth.table.columns import match_columns
+from loopworth.table.derive import Draft, all_conventions, derive
+from loopworth.table.reading import RawTable, read_object, read_path
+from loopworth.table.screening import remarks, screen, set_aside
+from loopworth.table.units import check_units
+from loopworth.table.values import Floats
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -220,8 +220,8 @@ def load_runs(source: Any, *, convention: Convention = _DEFAULT) -> RunTable:
 
     `source` is a path (CSV, JSON, JSON lines or Parquet), `-` for standard input, a built-in name
     such as `schwethelm2026:hyperconnections`, a pandas or polars frame, a mapping of columns or a
-    list of mappings. Columns and units: `loopworth.columns`. Raises OSError where a file cannot be
-    opened, ValueError where the table cannot be used at all; anything less is a finding.
+    list of mappings. Columns and units: `loopworth.table.columns`. Raises OSError where a file
+    cannot be opened, ValueError where the table cannot be used at all; anything less is a finding.
 
     >>> table = load_runs("schwethelm2026")
     >>> len(table), len(set(table.cells.tolist())), table.findings

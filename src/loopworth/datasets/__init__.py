@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from loopworth.findings import join_words
-from loopworth.reading import RawTable, read_bytes
+from loopworth.table.reading import RawTable, read_bytes
 
 _FOLDER = Path(__file__).parent  # importlib.resources would cost 15 ms at start-up
 

@@ -14,9 +14,9 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from loopworth.derive import Draft, Trouble
 from loopworth.findings import Finding, join_words, name_rows
-from loopworth.values import middle
+from loopworth.table.derive import Draft, Trouble
+from loopworth.table.values import middle
 
 Mask = NDArray[np.bool_]
 
@@ -46,8 +46,8 @@ _NEAR_LOSS = 0.002
 def screen(draft: Draft) -> tuple[Mask, list[Finding]]:
     """Return the mask of the rows to keep, and what was found, worst first.
 
-    Raises ValueError where no row can be used. The unit checks of `loopworth.units` come between:
-    they need the usable rows, and the copies and diverged runs are judged in one unit.
+    Raises ValueError where no row can be used. The unit checks of `loopworth.table.units` come
+    between: they need the usable rows, and the copies and diverged runs are judged in one unit.
     """
     keep = np.ones(len(draft), dtype=bool)
     keep[list(draft.troubles)] = False

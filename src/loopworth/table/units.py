@@ -12,10 +12,10 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from loopworth.derive import Draft
 from loopworth.findings import Finding, name_rows
 from loopworth.quantities import format_quantity
-from loopworth.values import Floats, middle
+from loopworth.table.derive import Draft
+from loopworth.table.values import Floats, middle
 
 # One table never spans so much without a run in between, but billions against units do.
 _GAP = 1e4

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from loopworth.findings import Finding, join_words
 from loopworth.quantities import format_flops
-from loopworth.values import Floats
+from loopworth.table.values import Floats
 
 # Budgets that miss their target are a few per cent off it; deliberate budgets lie further apart.
 SAME_BUDGET = 1.10

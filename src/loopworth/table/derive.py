@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from loopworth.columns import ARCHITECTURE, BY_NAME, DIRECT
 from loopworth.findings import Finding, join_words
 from loopworth.ledger import REFERENCE_BATCH_TOKENS, Convention, Ledger, horizon, ledger
 from loopworth.spec import ModelSpec
-from loopworth.values import Floats, Numbers, read_numbers, read_texts
+from loopworth.table.columns import ARCHITECTURE, BY_NAME, DIRECT
+from loopworth.table.values import Floats, Numbers, read_numbers, read_texts
 
 SPEC_FIELDS = ("n_prelude", "n_recur", "n_coda", "recurrence", "n_lanes", "bptt_window",
                "vocab_size", "context", "head_dim", "n_kv_heads", "mlp_ratio")  # fmt: skip

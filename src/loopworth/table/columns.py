@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from loopworth.findings import Finding, join_words
-from loopworth.reading import RawTable
+from loopworth.table.reading import RawTable
 
 Kind = Literal["count", "number", "loss", "text"]
 
