@@ -53,10 +53,10 @@ def test_version_is_that_of_the_installed_package() -> None:
     assert (result.exit_code, result.stdout) == (0, f"loopworth {loopworth.__version__}\n")
 
 
-def test_the_base_install_requires_neither_torch_nor_pandas() -> None:
+def test_the_base_install_requires_neither_torch_nor_pandas_nor_scipy() -> None:
     base = [line for line in metadata.requires("loopworth") or [] if "extra ==" not in line]
     names = {re.split(r"[^\w-]", line)[0] for line in base}
-    assert names == {"click", "matplotlib", "numpy", "rich", "scipy"}
+    assert names == {"click", "matplotlib", "numpy", "rich"}
 
 
 def test_help_loads_nothing_heavy() -> None:
