@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -18,8 +19,10 @@ from loopworth.allocate import (
     family_findings,
     frontier,
     frontier_findings,
+    minima_findings,
 )
 from loopworth.datasets import published
+from loopworth.isoflop import NEAR_OPTIMAL_NATS, isoflop_minima
 from loopworth.law.fitted import FittedLaw
 from loopworth.ledger import Convention, ledger
 from loopworth.runs import load_runs
@@ -191,6 +194,60 @@ def test_the_frontier_meets_the_measured_minima():
         assert (point.gap_to_r1 == 0.0) == (point.recurrence == 1.0)
     gaps = [p.gap_to_r1 for p in points.values() if p.budget_flops == 1e19]
     assert gaps == sorted(gaps)
+
+
+def test_a_law_that_misses_the_measured_minima_is_told():
+    """Against the printed minima and the parabolas themselves, not their ranges of N."""
+    measured = isoflop_minima(TABLE)
+    points = frontier(LAW, TABLE)
+    (finding,) = minima_findings(points, measured)
+    assert (finding.code, finding.severity) == ("law_misses_minima", "note")
+    by_group = {(x.recurrence, x.budget_flops): x for x in measured}
+    costs = {}
+    for p in points:
+        x = by_group[p.recurrence, p.budget_flops]
+        costs[p.recurrence, p.budget_flops] = x.loss_at(p.n_star) - x.loss_star
+    missed = {group: nats for group, nats in costs.items() if nats > NEAR_OPTIMAL_NATS}
+    assert f"in {len(missed)} of 24 groups of runs, all too large" in finding.message
+    assert finding.rows == tuple(sorted(row for group in missed for row in by_group[group].rows))
+    worst = max(missed, key=missed.__getitem__)
+    (printed,) = [x for x in MINIMA if (x["r"], x["C"]) == worst]
+    said = re.search(r"the runs (\d+)M", finding.message)
+    assert float(said[1]) * 1e6 == pytest.approx(printed["N_star"], rel=0.01)
+    assert f"The worst is r = {worst[0]:g} at" in finding.message
+    assert f"costs {missed[worst]:.4f} nats" in finding.message
+
+
+@pytest.mark.parametrize(
+    ("factors", "expected"),
+    [
+        ((1.0, 1.0), None),
+        ((1.001, 0.999), None),
+        ((2.0, 1.5), "in 2 of 2 groups of runs, all too large"),
+        ((0.5, 1.0), "in 1 of 2 groups of runs, all too small"),
+        ((0.5, 2.0), "in 2 of 2 groups of runs, 1 too large, 1 too small"),
+    ],
+)
+def test_only_an_optimum_outside_the_flat_range_is_a_miss(factors, expected):
+    measured = isoflop_minima(TABLE)[:2]
+    points = [
+        replace(p, n_star=factor * x.n_star)
+        for p, x, factor in zip(frontier(LAW, TABLE), measured, factors, strict=False)
+    ]
+    found = minima_findings(points, measured)
+    assert len(found) == (expected is not None)
+    assert all(expected in finding.message for finding in found)
+
+
+def test_what_has_no_measured_minimum_is_no_miss():
+    points = frontier(LAW, TABLE)
+    edges = [
+        replace(x, status="edge", n_star=None, n_low=None, n_high=None)
+        for x in isoflop_minima(TABLE)
+    ]
+    elsewhere = frontier(LAW, TABLE, [3e18])
+    assert minima_findings(points, edges) == minima_findings(points, ()) == ()
+    assert minima_findings(elsewhere, isoflop_minima(TABLE)) == ()
 
 
 def test_beyond_the_measurements_is_said():

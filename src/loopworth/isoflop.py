@@ -20,12 +20,13 @@ from loopworth.findings import Finding, join_words, name_rows
 from loopworth.ledger import Convention
 from loopworth.quantities import format_flops, format_quantity
 from loopworth.runs import RunTable
+from loopworth.table.values import distinct
 
 FloatArray = NDArray[np.float64]
 Status = Literal["minimum", "edge", "opens downwards", "flat", "too few widths"]
 
 NEAR_OPTIMAL_NATS = 0.001
-"""Losses closer than this are called equal: about the noise of another seed."""
+"""Losses closer than this, measured or predicted, are called equal: about another seed's noise."""
 
 FEWEST_WIDTHS = 3
 # A valley that bends by less than this over half the grid is not told from rounding.
@@ -121,7 +122,7 @@ def isoflop_minima(runs: RunTable) -> tuple[IsoflopMinimum, ...]:
     for (study, recurrence, budget), group in sorted(members.items()):
         rows = tuple(int(row) for row in runs.rows[group])
         log_n = np.log(unique[group])
-        widths = len(np.unique(np.round(log_n, 9)))
+        widths = len(distinct(np.round(log_n, 9)))
         fields = _parabola(log_n, runs.val_loss[group], runs.tokens[group], widths)
         span = (float(unique[group].min()), float(unique[group].max()))
         minima.append(

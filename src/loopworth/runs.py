@@ -27,7 +27,7 @@ from loopworth.table.derive import Draft, all_conventions, derive
 from loopworth.table.reading import RawTable, read_object, read_path
 from loopworth.table.screening import remarks, screen, set_aside
 from loopworth.table.units import check_units
-from loopworth.table.values import Floats
+from loopworth.table.values import Floats, distinct
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -91,8 +91,8 @@ class RunTable:
         return len(self.rows)
 
     def __repr__(self) -> str:
-        counts = ", ".join(f"{value:g}" for value in np.unique(self.recurrence)[:8])
-        budgets = len(np.unique(self.budgets))
+        counts = ", ".join(f"{value:g}" for value in distinct(self.recurrence)[:8])
+        budgets = len(distinct(self.budgets))
         return f"RunTable({self.name!r}, {len(self)} runs, r = {counts}, budgets: {budgets})"
 
     def under(self, convention: Convention) -> RunTable:
@@ -161,7 +161,8 @@ class RunTable:
             if isinstance(value, np.ndarray):
                 changes[entry.name] = _frozen(value[chosen])
         pick = np.flatnonzero(chosen)
-        changes["cells"] = _frozen(np.unique(self.cells[chosen], return_inverse=True)[1])
+        cells = self.cells[chosen]
+        changes["cells"] = _frozen(np.searchsorted(distinct(cells), cells))
         changes["study"] = tuple(self.study[place] for place in pick)
         changes["specs"] = tuple(self.specs[place] for place in pick)
         changes["labels"] = {

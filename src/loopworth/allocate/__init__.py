@@ -1,12 +1,13 @@
 """Where a fitted law puts a budget, and what a loop is worth.
 
 `family.py` holds a layout at a continuous width, `optimum.py` the compute-optimal N, D and width of
-a budget, `worth.py` the unlooped model that a looped one stands for. All take FLOPs from the
-ledger, never from 6 N.
+a budget, `worth.py` the unlooped model that a looped one stands for, `findings.py` what to know
+before using them. All take FLOPs from the ledger, never from 6 N.
 """
 
 from loopworth.allocate.family import Family, Quadratic, families, family_findings
-from loopworth.allocate.optimum import FrontierPoint, frontier, frontier_findings
+from loopworth.allocate.findings import frontier_findings, minima_findings
+from loopworth.allocate.optimum import FrontierPoint, frontier
 from loopworth.allocate.worth import Equivalent, equivalents
 
 __all__ = [
@@ -19,4 +20,5 @@ __all__ = [
     "family_findings",
     "frontier",
     "frontier_findings",
+    "minima_findings",
 ]

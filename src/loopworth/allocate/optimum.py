@@ -11,15 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loopworth.allocate.family import Family, families
-from loopworth.findings import Finding, join_words
+from loopworth.isoflop import NEAR_OPTIMAL_NATS
 from loopworth.law.fitted import FittedLaw
-from loopworth.quantities import format_flops, format_quantity
 from loopworth.runs import RunTable
 
 FloatArray = NDArray[np.float64]
-
-NEAR_OPTIMAL_NATS = 0.001
-"""Predicted losses closer than this are called equal: about the noise of another seed."""
 
 # The bracket in ln(width): from narrower than a head to wider than any model.
 _LOG_WIDTHS = (math.log(8.0), math.log(1e9))
@@ -234,36 +230,3 @@ def _bisect(
         up = above(middle)
         low, high = np.where(up, low, middle), np.where(up, middle, high)
     return 0.5 * (low + high)
-
-
-def frontier_findings(
-    points: Sequence[FrontierPoint], source: RunTable | Iterable[Family]
-) -> tuple[Finding, ...]:
-    """Say which points of a frontier no run supports, and which families have no optimum."""
-    chosen = families(source) if isinstance(source, RunTable) else tuple(source)
-    findings = []
-    outside = [p for p in points if p.inside is False and p.extrapolated is False]
-    if outside:
-        places = join_words(
-            f"r = {p.recurrence:g} at {format_flops(p.budget_flops)} FLOPs "
-            f"(N* = {format_quantity(p.n_star)})"
-            for p in outside
-        )
-        message = f"The law's optimum lies outside the measured widths: {places}."
-        remedy = "Run wider or narrower models there."
-        findings.append(Finding("frontier_outside_widths", "note", message, (), remedy))
-    beyond = sorted({p.budget_flops for p in points if p.extrapolated})
-    if beyond:
-        budgets = join_words(format_flops(budget) for budget in beyond)
-        message = f"The frontier is extrapolated to {budgets} FLOPs, beyond the measured budgets."
-        findings.append(Finding("frontier_extrapolated", "note", message))
-    optimal = {(p.study, p.recurrence) for p in points}
-    lost = [f for f in chosen if (f.study, f.recurrence) not in optimal and f.budgets]
-    if lost:
-        names = join_words(f"r = {f.recurrence:g}" for f in lost)
-        message = (
-            f"The law has no optimum at {names}: one of its two terms does not fall, so it does "
-            "not trade width for tokens."
-        )
-        findings.append(Finding("frontier_no_optimum", "warning", message))
-    return tuple(findings)

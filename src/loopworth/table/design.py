@@ -14,7 +14,7 @@ import numpy as np
 
 from loopworth.findings import Finding
 from loopworth.quantities import format_quantity
-from loopworth.table.values import Floats, middle
+from loopworth.table.values import Floats, distinct, middle
 
 if TYPE_CHECKING:
     from loopworth.runs import RunTable
@@ -52,7 +52,7 @@ def _warning(code: str, message: str, remedy: str) -> Finding:
 
 
 def _recurrences(table: RunTable) -> Iterator[Finding]:
-    counts = np.unique(table.recurrence)
+    counts = distinct(table.recurrence)
     if len(counts) == 1:
         which = f"{counts[0]:g}"
         message = f"All runs have recurrence {which}, so the gain of a recurrence, phi with it, "
@@ -77,7 +77,7 @@ def _recurrences(table: RunTable) -> Iterator[Finding]:
 
 
 def _budgets(table: RunTable) -> Iterator[Finding]:
-    budgets = np.unique(table.budgets)
+    budgets = distinct(table.budgets)
     if len(budgets) == 1 and len(table) > 1:
         yield _warning(
             "single_budget",
@@ -99,8 +99,8 @@ def _sizes(table: RunTable) -> Iterator[Finding]:
     unique = table.n_once + table.n_rec
     if len(table) < 2:
         return
-    groups = [table.budgets == budget for budget in np.unique(table.budgets)]
-    looped = [group for group in groups if len(np.unique(table.recurrence[group])) > 1]
+    groups = [table.budgets == budget for budget in distinct(table.budgets)]
+    looped = [group for group in groups if len(distinct(table.recurrence[group])) > 1]
     if _spread(unique) < _SAME:
         where = f"All runs have about {format_quantity(middle(unique))} unique parameters"
     elif looped and all(_spread(unique[group]) < _SAME for group in groups):

@@ -87,6 +87,21 @@ def middle(values: Floats) -> float:
     return float(np.sort(values)[len(values) // 2])
 
 
+def distinct(values: NDArray[Any]) -> NDArray[Any]:
+    """Return the different values in order. np.unique imports numpy.ma, like np.median.
+
+    NaN is equal to nothing, itself included, so each one stays.
+
+    >>> distinct(np.array([4.0, 1.0, 4.0])).tolist()
+    [1.0, 4.0]
+    """
+    ordered = np.sort(values)
+    first = np.ones(len(ordered), dtype=bool)
+    first[1:] = ordered[1:] != ordered[:-1]
+    kept: NDArray[Any] = ordered[first]
+    return kept
+
+
 def _read_one(value: Any, what: str, counts: bool, separator: str | None) -> float | str:
     """Return the number, or the reason why there is none."""
     if isinstance(value, bool | np.bool_):
