@@ -21,9 +21,11 @@ from loopworth import datasets
 from loopworth.findings import Finding, join_words
 from loopworth.ledger import Convention, ledger
 from loopworth.spec import ModelSpec
+from loopworth.table.architecture import all_conventions
 from loopworth.table.blocks import group_budgets, make_cells, nominal_budgets
 from loopworth.table.columns import match_columns
-from loopworth.table.derive import Draft, all_conventions, derive
+from loopworth.table.derive import derive
+from loopworth.table.draft import Draft
 from loopworth.table.reading import RawTable, read_object, read_path
 from loopworth.table.screening import remarks, screen, set_aside
 from loopworth.table.units import check_units

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loopworth.findings import Finding, join_words, name_rows
-from loopworth.table.derive import Draft, Trouble
+from loopworth.table.draft import Draft, Trouble
 from loopworth.table.values import middle
 
 Mask = NDArray[np.bool_]

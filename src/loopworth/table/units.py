@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from loopworth.findings import Finding, name_rows
 from loopworth.quantities import format_quantity
-from loopworth.table.derive import Draft
+from loopworth.table.draft import Draft
 from loopworth.table.values import Floats, middle
 
 # One table never spans so much without a run in between, but billions against units do.
