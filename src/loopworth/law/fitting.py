@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from loopworth import __version__
-from loopworth.design import design_findings
 from loopworth.findings import Finding
 from loopworth.law.diagnose import (
     Goodness,
@@ -47,6 +46,7 @@ from loopworth.law.rivals import (
 from loopworth.law.solve import Optimum, optimise
 from loopworth.ledger import Convention
 from loopworth.runs import RunTable, load_runs
+from loopworth.table.design import design_findings
 
 Progress = Callable[[str, int, int], None]
 """Told what is being worked on, and how many of how many are done."""
@@ -199,9 +199,10 @@ def fit(
     alone = any(finding.code == "one_recurrence" for finding in design)
     problem = make_problem(table, "none" if alone and law != "unrolled" else law)
     if len(table) < len(problem.names):
+        count = "1 run" if len(table) == 1 else f"{len(table)} runs"
         raise ValueError(
-            f"{len(table)} run{'s' * (len(table) > 1)} cannot fit the {len(problem.names)} constants of the law {law!r}; "
-            "add runs, at two or more budgets, widths and recurrences"
+            f"{count} cannot fit the {len(problem.names)} constants of the law {law!r}; add runs, "
+            "at two or more budgets, widths and recurrences"
         )
     tell("point fit", 0, 1)
     optimum = optimise(problem)

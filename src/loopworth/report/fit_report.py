@@ -21,6 +21,7 @@ from loopworth.allocate import (
     family_findings,
     frontier,
     frontier_findings,
+    minima_findings,
 )
 from loopworth.findings import Finding
 from loopworth.isoflop import (
@@ -72,6 +73,7 @@ class FitReport:
             *isoflop_findings(fit.runs, minima),
             *family_findings(fit.runs),
             *(frontier_findings(points, known) if whole else ()),
+            *minima_findings(points, minima),
         )
         return cls(
             fit,
