@@ -28,6 +28,9 @@ class Gain:
     """One family g(r; theta) with the box and the seeds its fit starts from.
 
     `evaluate(theta, r)` takes theta of shape (B, k) and r of shape (U,), and returns `Derivatives`.
+    `once`, where there is one, does the same for a factor of N_once: what multiplies N_once and
+    N_rec alike acts as another A, since A (lambda N_eff)^-alpha = (A lambda^-alpha) N_eff^-alpha.
+    A gain that tells runs apart by more than r takes codes of its own in the place of r.
 
     >>> import numpy as np
     >>> g, _, _ = make_gain("power", [1, 2, 4]).evaluate(np.array([[0.5]]), np.array([1.0, 4.0]))
@@ -42,6 +45,7 @@ class Gain:
     upper: tuple[float, ...]
     seeds: tuple[tuple[float, ...], ...]
     evaluate: Callable[[FloatArray, FloatArray], Derivatives] = field(repr=False)
+    once: Callable[[FloatArray, FloatArray], Derivatives] | None = field(default=None, repr=False)
 
     def __call__(self, recurrence: float, theta: Sequence[float]) -> float:
         """Return g at one recurrence count for one parameter vector."""

@@ -74,7 +74,10 @@ class Problem:
         val_loss: FloatArray,
         delta: float = HUBER_DELTA,
     ) -> Problem:
-        """Return the problem for these runs (positive, finite values; checked by the run table)."""
+        """Return the problem for these runs (positive, finite values; checked by the run table).
+
+        `recurrence` is what the gain tells runs apart by: r, or the codes of a gain that has codes.
+        """
         levels, level = np.unique(recurrence, return_inverse=True)
         return cls(gain, n_once, n_rec, levels, level, np.log(tokens), np.log(val_loss), delta)
 
@@ -99,7 +102,10 @@ class Problem:
     def log_prediction(self, theta: FloatArray) -> FloatArray:
         """Return the predicted log loss, shape (B, n), for theta of shape (B, p)."""
         g, _, _ = self.gain.evaluate(theta[:, GAIN:], self.levels)
-        log_n_eff = np.log(self.n_once + g[:, self.level] * self.n_rec)
+        n_once = self.n_once
+        if self.gain.once is not None:
+            n_once = self.gain.once(theta[:, GAIN:], self.levels)[0][:, self.level] * n_once
+        log_n_eff = np.log(n_once + g[:, self.level] * self.n_rec)
         a, alpha, b, beta, e = (theta[:, k, None] for k in range(GAIN))
         total: FloatArray = (
             np.exp(a - alpha * log_n_eff) + np.exp(b - beta * self.log_tokens) + np.exp(e)
@@ -160,7 +166,12 @@ class _Terms:
         g, g1, g2 = problem.gain.evaluate(theta[:, GAIN:], problem.levels)
         level, n_rec = problem.level, problem.n_rec
         self.count = theta.shape[1]
-        n_eff = problem.n_once + g[:, level] * n_rec
+        n_eff = g[:, level] * n_rec
+        if problem.gain.once is None:
+            n_eff += problem.n_once
+        else:
+            h, h1, h2 = problem.gain.once(theta[:, GAIN:], problem.levels)
+            n_eff += h[:, level] * problem.n_once
         self.log_n, self.log_d = np.log(n_eff), problem.log_tokens
         a, self.alpha, b, beta, e = (theta[:, k, None] for k in range(GAIN))
         capacity = np.exp(a - self.alpha * self.log_n)
@@ -172,11 +183,17 @@ class _Terms:
             data / self.total,
             floor / self.total,
         )
-        # d ln N_eff / d theta_k, and g'' over N_eff, of which its second derivative is made.
+        # d ln N_eff / d theta_k, and N_eff'' over N_eff, of which its second derivative is made.
         share = n_rec / n_eff
         gains = range(self.count - GAIN)
         self.slope = [g1[:, level, k] * share for k in gains]
         self.bend = [[g2[:, level, k, m] * share for m in range(k + 1)] for k in gains]
+        if problem.gain.once is not None:
+            share = problem.n_once / n_eff
+            for k in gains:
+                self.slope[k] += h1[:, level, k] * share
+                for m in range(k + 1):
+                    self.bend[k][m] += h2[:, level, k, m] * share
 
     def jacobian(self) -> FloatArray:
         """Return d log L / d theta, shape (B, p, n)."""
