@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 # L-BFGS-B hands its tiny matrices to BLAS, whose threads then wait for each other for longer than
 # they work: ten times slower on a busy machine. BLAS reads this when scipy loads it.
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
 from scipy.optimize import minimize
 
@@ -30,7 +30,7 @@ DELTA = 1e-3
 
 # L-BFGS-B compares decreases with max(|f|, 1): at f = 3e-4 its default tolerance stops far too
 # early, so the reference runs until it cannot improve.
-_OPTIONS = {"maxiter": 20_000, "maxfun": 100_000, "ftol": 1e-15, "gtol": 1e-10}
+OPTIONS = {"maxiter": 20_000, "maxfun": 100_000, "ftol": 1e-15, "gtol": 1e-10}
 
 
 def run_columns(runs: Any, rows: Any = slice(None)) -> dict[str, Array]:
@@ -146,7 +146,7 @@ class Reference:
                 jac=True,
                 method="L-BFGS-B",
                 bounds=[self.box[k] for k in free],
-                options=_OPTIONS,
+                options=OPTIONS,
             )
             row[free] = found.x
         objective = np.array([self.objective(row) for row in theta])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import numpy as np
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from law_reference import gain as plain_gain
+from loopworth.law.fitted import FittedLaw
 from loopworth.law.gain import GAINS, Gain, make_gain
 
 LEVELS = (2.0, 4.0, 8.0)
@@ -181,3 +183,51 @@ def test_bounded_is_affine_where_it_cannot_saturate() -> None:
     np.testing.assert_allclose(
         values(bounded, (0.2 * 700, 700.0)), values(affine, (0.2,)), rtol=0.01
     )
+
+
+# A fitted law: a gain with numbers in it
+
+
+def fitted(key: str, theta: tuple[float, ...], levels: tuple[float, ...] = LEVELS) -> FittedLaw:
+    return FittedLaw(key, levels, 28.4, 0.2, 911.0, 0.368, 1.57, theta)
+
+
+@given(every_gain)
+def test_a_law_survives_json_bit_for_bit(drawn: tuple[Gain, tuple[float, ...]]) -> None:
+    gain, theta = drawn
+    law = fitted(gain.key, theta)
+    again = FittedLaw.from_json(json.loads(json.dumps(law.to_json())))
+    assert again == law
+    if (values(gain, theta) > 0).all():
+        runs = (2e7, [1e7, 3e8, 1e9, 2e8], RECURRENCES, 1e10)
+        np.testing.assert_array_equal(again.predict(*runs), law.predict(*runs))
+
+
+def test_json_with_sorted_keys_keeps_each_gain_at_its_recurrence() -> None:
+    # As text "g(16)" sorts before "g(2)".
+    law = fitted("free", (1.3, 1.9, 2.9), (2.0, 4.0, 16.0))
+    assert FittedLaw.from_json(json.loads(json.dumps(law.to_json(), sort_keys=True))) == law
+
+
+def test_predictions_are_the_sum_of_three_terms() -> None:
+    law = fitted("power", (0.5,))
+    expected = 1.57 + 28.4 * (2e7 + 2 * 3e8) ** -0.2 + 911 * 1e10**-0.368
+    assert float(law.predict(2e7, 3e8, 4, 1e10)) == pytest.approx(expected, rel=1e-14)
+    assert law.predict(2e7, [[3e8], [1e8]], [1, 2, 4], 1e10).shape == (2, 3)
+    assert law.phi(8) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("key", ["log", "affine"])
+def test_a_line_that_falls_to_zero_is_not_extrapolated(key: str) -> None:
+    law = fitted(key, (make_gain(key, RECURRENCES).lower[0] * 0.99,))
+    assert law.g(8) > 0
+    for ask in (law.g, law.phi, lambda r: law.predict(0, 1e8, r, 1e10)):
+        with pytest.raises(ValueError, match=rf"the law '{key}' gives g\(16\) = -") as refusal:
+            ask(16)
+        assert "r = 2, 4, 8" in str(refusal.value)
+
+
+@pytest.mark.parametrize("r", [1.0, 0.5, float("nan")])
+def test_phi_needs_a_loop(r: float) -> None:
+    with pytest.raises(ValueError, match="phi is undefined at recurrence"):
+        fitted("power", (0.5,)).phi(r)

@@ -191,7 +191,7 @@ def test_blocks_cover_the_truth_where_single_runs_do_not() -> None:
             low, high = boot.interval(boot.theta[:, GAIN]) or (np.nan, np.nan)
             covered[name] += low <= TRUTH[GAIN] <= high
     assert covered["block"] >= 0.8 * tables
-    assert covered["block"] >= covered["iid"] + 0.15 * tables
+    assert covered["block"] > covered["iid"] + 1
 
 
 # The sandwich
