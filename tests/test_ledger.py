@@ -328,7 +328,8 @@ def test_a_horizon_is_the_nearest_whole_step(budget: float, flops: float, batch:
     reach = horizon(budget, flops, batch)
     assert reach.tokens == reach.steps * batch
     assert reach.flops == pytest.approx(reach.tokens * flops, rel=1e-12)
-    assert abs(reach.flops - budget) <= 0.5 * flops * batch * (1 + 1e-9)
+    # A budget of 1e24 is only known to 1e8 FLOPs, which can be half a step of its own.
+    assert abs(reach.flops - budget) <= 0.5 * flops * batch * (1 + 1e-9) + 1e-15 * budget
 
 
 @pytest.mark.parametrize(

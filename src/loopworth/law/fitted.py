@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike
 
 from loopworth.law.gain import FloatArray, Gain, make_gain
 from loopworth.law.joint import GAIN
+from loopworth.table.values import distinct
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class FittedLaw:
     def from_theta(cls, gain: Gain, recurrences: FloatArray, theta: FloatArray) -> FittedLaw:
         """Return the law at one point theta = (a, alpha, b, beta, e, *gain) of the solver."""
         a, alpha, b, beta, e = (float(x) for x in theta[:GAIN])
-        levels = tuple(float(r) for r in np.unique(recurrences) if r > 1.0)
+        levels = tuple(float(r) for r in distinct(recurrences) if r > 1.0)
         gains = tuple(float(x) for x in theta[GAIN:])
         return cls(gain.key, levels, math.exp(a), alpha, math.exp(b), beta, math.exp(e), gains)
 
@@ -55,9 +56,23 @@ class FittedLaw:
     def g(self, recurrence: float) -> float:
         """Return how many fresh copies of the block `recurrence` passes are worth.
 
-        Raises ValueError where the law says nothing about that recurrence (`free`).
+        Raises ValueError where the law says nothing about that recurrence (`free`), or where its
+        line has fallen to zero (`log`, `affine` beyond the recurrences that were run).
         """
-        return self.gain(recurrence, self.gain_parameters)
+        return float(self._gains(np.array([float(recurrence)]))[0])
+
+    def _gains(self, levels: FloatArray) -> FloatArray:
+        """Return g at each of these recurrences, all positive."""
+        values, _, _ = self.gain.evaluate(np.array([self.gain_parameters], dtype=float), levels)
+        gone = values[0] <= 0
+        if gone.any():
+            raise ValueError(
+                f"the law {self.key!r} gives g({levels[gone][0]:g}) = {values[0][gone][0]:.3g}, "
+                "and a block cannot be worth less than nothing; it was fitted at r = "
+                f"{', '.join(f'{r:g}' for r in self.recurrences)} and holds no further; "
+                "use law='power' or law='bounded' to predict there"
+            )
+        return np.asarray(values[0])
 
     def phi(self, recurrence: float) -> float:
         """Return ln g(r) / ln r, the equivalence exponent at one recurrence above 1."""
@@ -68,9 +83,8 @@ class FittedLaw:
     def n_eff(self, n_once: ArrayLike, n_rec: ArrayLike, recurrence: ArrayLike) -> FloatArray:
         """Return N_once + g(r) N_rec in parameters; arguments broadcast."""
         r = np.asarray(recurrence, dtype=float)
-        levels, level = np.unique(r, return_inverse=True)
-        g, _, _ = self.gain.evaluate(np.array([self.gain_parameters], dtype=float), levels)
-        gains = g[0, level].reshape(r.shape)
+        levels = distinct(r.ravel())
+        gains = self._gains(levels)[np.searchsorted(levels, r)]
         return np.asarray(np.asarray(n_once, dtype=float) + gains * np.asarray(n_rec, dtype=float))
 
     def predict(
@@ -101,14 +115,16 @@ class FittedLaw:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> FittedLaw:
-        """Return the law that `to_json` wrote."""
+        """Return the law that `to_json` wrote; the order of the keys does not matter."""
+        recurrences = tuple(data["recurrences"])
+        names = make_gain(data["law"], recurrences).parameters
         return cls(
             data["law"],
-            tuple(data["recurrences"]),
+            recurrences,
             data["A"],
             data["alpha"],
             data["B"],
             data["beta"],
             data["E"],
-            tuple(data["gain"].values()),
+            tuple(data["gain"][name] for name in names),
         )

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from loopworth.table.values import distinct
+
 FloatArray = NDArray[np.float64]
 Derivatives = tuple[FloatArray, FloatArray, FloatArray]
 """g of shape (B, U), its gradient (B, U, k) and its Hessian (B, U, k, k)."""
@@ -192,5 +194,5 @@ def make_gain(key: str, recurrences: Sequence[float] | FloatArray) -> Gain:
     """
     if key not in _MAKERS:
         raise ValueError(f"law {key!r} is unknown; use one of {', '.join(GAINS)}")
-    values = np.unique(np.asarray(recurrences, dtype=float))
+    values = distinct(np.asarray(recurrences, dtype=float))
     return _MAKERS[key](values[values > 1.0])

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from loopworth.law.gain import FloatArray
 from loopworth.law.joint import Problem
 from loopworth.law.solve import Solution, polish, seed_grid
+from loopworth.table.values import distinct
 
 Interval = tuple[float, float]
 COVERAGE = 0.95
@@ -187,7 +188,7 @@ def profile(
     reach = _PROFILE_REACH * min(float(spread.standard_error[column]), (high - low) / 10)
     near = theta[column] + reach * np.linspace(-1, 1, _PROFILE_POINTS)
     far = np.linspace(low, high, _PROFILE_POINTS)
-    values = np.unique(np.clip(np.concatenate([near, far]), low, high))
+    values = distinct(np.clip(np.concatenate([near, far]), low, high))
     starts = np.tile(theta, (len(values), 1))
     starts[:, column] = values
     best = polish(problem, starts, ones, fixed=[column])

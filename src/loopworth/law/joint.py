@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from loopworth.law.gain import FloatArray, Gain
+from loopworth.table.values import distinct
 
 HUBER_DELTA = 1e-3
 """Where the loss on the log residual turns from quadratic to linear (arXiv 2604.21106)."""
@@ -78,7 +79,8 @@ class Problem:
 
         `recurrence` is what the gain tells runs apart by: r, or the codes of a gain that has codes.
         """
-        levels, level = np.unique(recurrence, return_inverse=True)
+        levels = distinct(recurrence)
+        level = np.searchsorted(levels, recurrence)
         return cls(gain, n_once, n_rec, levels, level, np.log(tokens), np.log(val_loss), delta)
 
     def __len__(self) -> int:
