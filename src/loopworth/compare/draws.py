@@ -1,0 +1,185 @@
+"""One law in one table and in every resample of it, and what the difference of two is worth."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loopworth.law.diagnose import Goodness, goodness
+from loopworth.law.gain import FloatArray
+from loopworth.law.intervals import Bootstrap, Interval, block_bootstrap
+from loopworth.law.joint import GAIN, Problem
+from loopworth.law.rivals import make_problem
+from loopworth.law.solve import Optimum, optimise, polish
+from loopworth.runs import RunTable
+from loopworth.table.values import distinct
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A change, its 95 % interval and the probability that it is above 0; None without resamples.
+
+    An exact 0 counts half to either sign.
+    """
+
+    estimate: float
+    ci95: Interval | None = None
+    p_positive: float | None = None
+
+    @property
+    def established(self) -> bool:
+        """Whether the interval leaves out 0."""
+        return self.ci95 is not None and (self.ci95[0] > 0 or self.ci95[1] < 0)
+
+    @property
+    def words(self) -> str:
+        """The change with its interval and signs.
+
+        >>> Difference(0.2178, (0.0367, 0.3248), 0.99).words
+        '+0.22 [+0.04, +0.32]'
+        """
+        if self.ci95 is None:
+            return f"{self.estimate:+.3f}"
+        low, high = self.ci95
+        # The implied standard error is 2 to 20 units of the last digit: one digit more than an
+        # estimate gets, since the sign of a difference is what is asked.
+        spread = (high - low) / 3.92
+        digits = 0 if spread <= 0 else max(math.ceil(-math.log10(spread / 2)), 0)
+        value, left, right = (
+            f"{round(x, digits) + 0.0:+.{digits}f}" for x in (self.estimate, low, high)
+        )
+        return f"{value} [{left}, {right}]"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return {
+            "estimate": self.estimate,
+            "ci95": list(self.ci95) if self.ci95 else None,
+            "p_positive": self.p_positive,
+        }
+
+
+@dataclass(frozen=True)
+class LawFit:
+    """One law fitted to one table, and to its resamples where there are any."""
+
+    problem: Problem
+    optimum: Optimum
+    goodness: Goodness
+    bootstrap: Bootstrap | None
+
+    @property
+    def all_theta(self) -> FloatArray:
+        """The optimum, then that of every resample: (1 + S, p)."""
+        if self.bootstrap is None:
+            return self.optimum.theta[None]
+        return np.concatenate([self.optimum.theta[None], self.bootstrap.theta])
+
+
+@dataclass(frozen=True)
+class TableFit:
+    """A table under the law that is compared, and under the law `free` where the runs allow it."""
+
+    name: str
+    runs: RunTable
+    law: LawFit
+    free: LawFit | None
+
+    @property
+    def levels(self) -> tuple[float, ...]:
+        """The recurrences above 1, in rising order."""
+        return tuple(r for r in distinct(self.runs.recurrence).tolist() if r > 1)
+
+    def constant(self, name: str) -> int:
+        """Return the column of a constant of the law in theta."""
+        return self.law.problem.names.index(name)
+
+
+def fit_table(
+    name: str,
+    runs: RunTable,
+    law: str,
+    weights: FloatArray | None,
+    on_progress: Callable[[int], None] | None = None,
+) -> TableFit:
+    """Fit `law` and `free` to a table and, with weights (S, n), to its resamples.
+
+    Raises ValueError where the runs are fewer than the constants of the law.
+    """
+    problem = make_problem(runs, law)
+    levels = np.array([r for r in distinct(runs.recurrence).tolist() if r > 1])
+    if len(runs) < len(problem.names) or len(problem.gain.parameters) > len(levels):
+        raise ValueError(
+            f"{name} has {len(runs)} runs at {1 + len(levels)} recurrences at most, "
+            f"too few for the {len(problem.names)} constants of the law {law!r}; add runs, or "
+            "compare under another law"
+        )
+    optimum = optimise(problem)
+    boot = None
+    if weights is not None:
+        boot = block_bootstrap(problem, weights, optimum.theta, on_progress=on_progress)
+    main = LawFit(problem, optimum, goodness(problem, optimum.theta), boot)
+    if law == "free":
+        return TableFit(name, runs, main, main)
+    return TableFit(name, runs, main, _free(runs, main, levels, weights))
+
+
+def _free(
+    runs: RunTable, main: LawFit, levels: FloatArray, weights: FloatArray | None
+) -> LawFit | None:
+    """Fit g at each r, every resample from where the other law ended there."""
+    problem = make_problem(runs, "free")
+    if len(runs) < len(problem.names):
+        return None
+    gain = main.problem.gain
+
+    def moved(theta: FloatArray) -> FloatArray:
+        return np.concatenate([theta[:, :GAIN], gain.evaluate(theta[:, GAIN:], levels)[0]], axis=1)
+
+    optimum = optimise(problem, extra_starts=moved(main.optimum.theta[None]))
+    boot = None
+    if weights is not None and main.bootstrap is not None:
+        # A resample without runs at some r says nothing about g there, and would never converge.
+        whole = np.all([weights[:, runs.recurrence == r].any(axis=1) for r in levels], axis=0)
+        found = polish(problem, moved(main.bootstrap.theta[whole]), weights[whole])
+        theta = np.full((len(weights), len(problem.names)), np.nan)
+        objective, converged = theta[:, 0].copy(), np.zeros(len(weights), dtype=bool)
+        theta[whole], objective[whole] = found.theta, found.objective
+        converged[whole] = found.converged
+        boot = Bootstrap(theta, objective, converged, weights, 1.0)
+    return LawFit(problem, optimum, goodness(problem, optimum.theta), boot)
+
+
+def estimate_interval(fit: LawFit, column: int) -> Interval | None:
+    """Return the interval of one constant, None without resamples."""
+    boot = fit.bootstrap
+    return None if boot is None else boot.interval(boot.theta[:, column])
+
+
+def difference(base: LawFit, method: LawFit, values: FloatArray) -> Difference:
+    """Return what paired values are worth: (1 + S,), the estimate and then its resamples.
+
+    Every interval and every probability of a comparison is made here. The interval is that of
+    `Bootstrap.interval`, of the resamples that converged in both tables.
+    """
+    estimate = float(values[0])
+    if base.bootstrap is None or method.bootstrap is None:
+        return Difference(estimate)
+    paired = replace(base.bootstrap, converged=both_converged(base, method))
+    kept = values[1:][paired.converged & np.isfinite(values[1:])]
+    if not len(kept):
+        return Difference(estimate)
+    positive = float((kept > 0).mean() + 0.5 * (kept == 0).mean())
+    return Difference(estimate, paired.interval(values[1:]), positive)
+
+
+def both_converged(base: LawFit, method: LawFit) -> NDArray[np.bool_]:
+    """Tell which resamples converged in both tables."""
+    assert base.bootstrap is not None
+    assert method.bootstrap is not None
+    return np.asarray(base.bootstrap.converged & method.bootstrap.converged)

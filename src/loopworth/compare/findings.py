@@ -1,0 +1,96 @@
+"""What to know before believing a comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from loopworth.compare.decomposition import Decomposition
+from loopworth.compare.draws import TableFit
+from loopworth.compare.variants import Variants
+from loopworth.findings import Finding, join_words
+from loopworth.law.joint import GAIN
+from loopworth.law.rivals import DECISIVE_AICC
+
+_FEW_CELLS = 8
+_MUCH_LOST = 0.01  # share of resamples that may fail unsaid
+
+
+def table_findings(fit: TableFit) -> Iterator[Finding]:
+    """Yield what one table says about the law that it is compared under."""
+    yield from (each for each in fit.runs.findings if each.severity != "note")
+    free = fit.free
+    if free is None:
+        yield Finding(
+            "gain_not_free",
+            "note",
+            f"{fit.name} has too few runs to give g a value of its own at each r.",
+        )
+        return
+    ours, theirs = fit.law.goodness.aicc, free.goodness.aicc
+    if ours is not None and theirs is not None and ours - theirs > DECISIVE_AICC:
+        key = fit.law.problem.gain.key
+        values = ", ".join(
+            f"g({r:g}) = {g:.2f}"
+            for r, g in zip(fit.levels, free.optimum.theta[GAIN:].tolist(), strict=True)
+        )
+        single = "One phi" if key == "power" else f"The law {key!r}"
+        yield Finding(
+            "phi_depends_on_recurrence",
+            "warning",
+            f"{single} does not describe {fit.name}: a free g(r) is {ours - theirs:.0f} AICc "
+            f"better, with {values}. Its difference depends on which r were run.",
+            remedy="Read the change of g at each r; leave an r out with --without-recurrence.",
+        )
+
+
+def method_findings(
+    base: TableFit,
+    method: TableFit,
+    parts: Sequence[Decomposition],
+    variants: Variants | None,
+) -> Iterator[Finding]:
+    """Yield where a change of phi is not what it seems, and where the loss is not decomposed."""
+    gap = None if variants is None else variants.training_minus_loop
+    if variants is not None and gap is not None and gap < -DECISIVE_AICC:
+        ratio = next(row for row in variants.rows if row.key == "gain in A").constants["A ratio"]
+        yield Finding(
+            "training_side_gain",
+            "warning",
+            f"The runs of {method.name} are described better by another A ({ratio:.2f} times that "
+            f"of {base.name}) than by another g(r), by {-gap:.0f} AICc: what the method changes "
+            "does not grow with r as a change of g would.",
+            remedy="Run the method at r = 1 as well: only there is a gain in training seen alone.",
+        )
+    split = {row.recurrence for row in parts}
+    lost = [r for r in sorted(set(base.levels) & set(method.levels)) if r not in split]
+    if lost:
+        yield Finding(
+            "no_decomposition",
+            "note",
+            f"The change of loss to {method.name} is not decomposed at "
+            f"r = {join_words(f'{r:g}' for r in lost)}: both tables need one architecture there, "
+            "and a law that has an optimum.",
+            remedy="Add d_model, n_prelude, n_recur and n_coda.",
+        )
+
+
+def bootstrap_findings(fits: Sequence[TableFit], cells: int) -> Iterator[Finding]:
+    """Yield doubts about the resamples."""
+    for fit in fits:
+        boot = fit.law.bootstrap
+        lost = 0.0 if boot is None else 1.0 - float(boot.converged.mean())
+        if lost > _MUCH_LOST:
+            yield Finding(
+                "bootstrap_not_converged",
+                "warning",
+                f"{lost:.1%} of the resamples of {fit.name} did not converge and are left out.",
+                remedy="More cells would steady the bootstrap.",
+            )
+    if fits[0].law.bootstrap is not None and cells < _FEW_CELLS:
+        yield Finding(
+            "few_cells",
+            "warning",
+            f"The bootstrap resamples {cells} (budget, recurrence) cells; with fewer than "
+            f"{_FEW_CELLS} its intervals are too narrow.",
+            remedy="Add budgets or recurrences; do not read the interval as 95 %.",
+        )

@@ -1,0 +1,197 @@
+"""A comparison as a terminal page: what each method changes in a sentence, then the tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from loopworth.compare import Comparison, Difference, MethodComparison
+from loopworth.compare.decomposition import PARTS, Decomposition
+from loopworth.findings import Finding, join_words, name_rows
+from loopworth.law import Estimate
+from loopworth.quantities import format_count, format_flops, format_interval
+
+_COLOURS = {"error": "bold red", "warning": "bold yellow", "note": "bold cyan"}
+_NAME = 16  # characters of a table's name
+_PLOT = 12  # characters of the forest
+_VIEWS = {"optimum": "each at its own optimum", "matched": "both at the base's width"}
+
+
+def compare_page(found: Comparison) -> Group:
+    """Return a page for a rich console; it fits 80 columns."""
+    parts: list[Group | Text | None] = [_headline(found), *_forests(found), _gains(found)]
+    parts += [_parts(method) for method in found.methods]
+    parts.append(_warnings(found))
+    return Group(*(part for part in parts if part is not None))
+
+
+def _headline(found: Comparison) -> Text:
+    """Say what was compared, and what each method changes, before any table."""
+    levels = join_words(f"{r:g}" for r in found.recurrences)
+    budgets = [format_flops(budget) for budget in found.budgets]
+    reach = budgets[0] if len(budgets) == 1 else f"{budgets[0]} to {budgets[-1]}"
+    text = Text(
+        f"{found.base_name}, {len(found.base)} runs, against "
+        f"{join_words(f'{x.name}, {len(x.runs)} runs' for x in found.methods)}\n"
+        f"r = {levels}; {len(budgets)} budget{'s' * (len(budgets) > 1)}, {reach} FLOPs\n"
+        f"{found.convention.name}\n\n",
+        style="dim",
+    )
+    for method in found.methods:
+        text.append(f"{method.sentence}\n", style="not dim bold")
+        if method.variants is not None:
+            text.append(f"{method.variants.sentence}\n", style="not dim")
+    return text
+
+
+def _forests(found: Comparison) -> Iterable[Group]:
+    """Draw each constant of g of every table on one axis, its change beside it."""
+    resamples = found.options["bootstrap"]
+    note = "no intervals without resamples"
+    if resamples:
+        note = (
+            f"95 % intervals; {format_count(resamples)} paired resamples of {found.cells} "
+            "(budget, r) cells"
+        )
+    for constant, base in found.base_gain.items():
+        rows: list[tuple[str, Estimate, Difference | None]] = [(found.base_name, base, None)]
+        rows += [(x.name, x.gain[constant], x.delta[constant])
+                 for x in found.methods if constant in x.delta]  # fmt: skip
+        ends = [end for _, value, _ in rows for end in (value.estimate, *(value.ci95 or ()))]
+        low, high = min(ends), max(ends)
+        axis = f"{f'{low:.2f}':<{_PLOT // 2}}{f'{high:.2f}':>{_PLOT - _PLOT // 2}}"
+        table = _table("", constant, axis, "change", "P(>0)", left=1)
+        for name, value, delta in rows:
+            likely = None if delta is None else delta.p_positive
+            table.add_row(
+                _short(name),
+                _interval(value),
+                _forest(value, low, high),
+                "-" if delta is None else delta.words,
+                "-" if likely is None else f"{likely:.2f}",
+            )
+        yield _section("Phi" if constant == "phi" else constant, table, note)
+
+
+def _forest(value: Estimate, low: float, high: float) -> str:
+    """Draw an interval and its estimate between two ends."""
+
+    def place(x: float) -> int:
+        return round((x - low) / (high - low) * (_PLOT - 1)) if high > low else 0
+
+    line = [" "] * _PLOT
+    if value.ci95 is not None:
+        left, right = map(place, value.ci95)
+        line[left : right + 1] = "─" * (right - left + 1)
+    line[place(value.estimate)] = "●"
+    return "".join(line)
+
+
+def _gains(found: Comparison) -> Group | None:
+    """List g at each recurrence, free, and how each method changes it."""
+    groups: list[RenderableType] = []
+    for method in found.methods:
+        if not method.delta_g:
+            continue
+        table = _table("r", "base", "method", "change of g", "P(>0)", "change of phi(r)")
+        for row in method.delta_g:
+            likely = row.change.p_positive
+            table.add_row(
+                f"{row.recurrence:g}",
+                f"{row.base:.2f}",
+                f"{row.method:.2f}",
+                row.change.words,
+                "-" if likely is None else f"{likely:.2f}",
+                row.phi_change.words,
+            )
+        groups += [Text(method.name, style="dim"), table]
+    if not groups:
+        return None
+    note = f"g with a value of its own at each r, against {found.base_name}"
+    return _section("By recurrence", Group(*groups), note)
+
+
+def _parts(method: MethodComparison) -> Group | None:
+    """Show where the change of loss comes from, in mnats, and the cost of inference."""
+    if not method.decomposition:
+        return None
+    budget = format_flops(method.decomposition[0].budget_flops)
+    groups: list[RenderableType] = []
+    for view, words in _VIEWS.items():
+        rows = [row for row in method.decomposition if row.view == view]
+        names = ("tokens", "width", "params", "loop", "train")
+        table = _table("r", "change", "seen", *names, "infer.")
+        for row in rows:
+            table.add_row(
+                f"{row.recurrence:g}",
+                _mnats(row.change),
+                "-" if row.measured is None else f"{1e3 * row.measured:+.0f}",
+                *(_part(row, name) for name in PARTS),
+                f"x{row.inference_ratio:.2f}",
+            )
+        groups += [Text(words, style="dim"), table]
+    note = f"mnats at {budget} FLOPs against {method.base_name}"
+    foot = "seen: iso-FLOP minima; * leaves out 0; infer.: FLOPs per token"
+    return _section(f"Loss of {_short(method.name)}", Group(*groups), note, foot)
+
+
+def _mnats(change: Difference) -> str:
+    if change.ci95 is None:
+        return f"{1e3 * change.estimate:+.1f}"
+    low, high = (1e3 * end for end in change.ci95)
+    return f"{1e3 * change.estimate:+.1f} [{low:+.0f}, {high:+.0f}]"
+
+
+def _part(row: Decomposition, name: str) -> str:
+    part = row.parts[name]
+    value = round(1e3 * part.estimate, 1) + 0.0
+    return f"{value:+.1f}{'*' if part.established and value else ' '}" if value else "0.0 "
+
+
+def _interval(value: Estimate) -> str:
+    if value.ci95 is None:
+        return f"{value.estimate:.3f}"
+    return format_interval(value.estimate, value.ci95)
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= _NAME else f"{name[: _NAME - 1]}…"
+
+
+def _warnings(found: Comparison) -> Group | None:
+    findings: Sequence[Finding] = (
+        *found.findings,
+        *(finding for method in found.methods for finding in method.findings),
+    )
+    order = sorted(findings, key=lambda x: list(_COLOURS).index(x.severity))
+    lines = []
+    for finding in order:
+        text = Text(f"{finding.severity} ", style=_COLOURS[finding.severity])
+        where = f"{finding.code}, {name_rows(finding.rows)}" if finding.rows else finding.code
+        text.append(f"[{where}] ", style="dim not bold default")
+        text.append(finding.message, style="not bold default")
+        if finding.remedy:
+            text.append(f" {finding.remedy}", style="dim not bold default")
+        lines.append(text)
+    return Group(*lines) if lines else None
+
+
+def _table(*names: str, left: int = 0) -> Table:
+    """Make a table whose first `left` columns hold words, the others numbers."""
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    for place, name in enumerate(names):
+        justify: Literal["left", "right"] = "left" if place < left else "right"
+        table.add_column(escape(name), justify=justify, no_wrap=True)
+    return table
+
+
+def _section(title: str, body: Table | Group, note: str, foot: str = "") -> Group:
+    head = Text(title, style="bold green")
+    head.append(f"  {note}", style="dim not bold default")
+    return Group(head, body, Text(f"{foot}\n" if foot else "", style="dim"))
