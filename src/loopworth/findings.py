@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Severity = Literal["error", "warning", "note"]
@@ -18,7 +18,8 @@ class Finding:
 
     `code` is a stable name in snake case for programs, `message` is a whole sentence for people,
     `rows` are the rows it is about, counted from 1 at the first data line of the source, and
-    `remedy` says what to do about it (empty where nothing needs to be done).
+    `remedy` says what to do about it (empty where nothing needs to be done). `evidence` holds the
+    numbers that prove it, as plain JSON values.
 
     >>> Finding("missing_loss", "warning", "Row 3 has no loss.", rows=(3,)).to_json()["rows"]
     [3]
@@ -29,12 +30,13 @@ class Finding:
     message: str
     rows: tuple[int, ...] = ()
     remedy: str = ""
+    evidence: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def to_json(self) -> dict[str, Any]:
         """Return the finding as a dictionary that `json.dumps` accepts.
 
         >>> sorted(Finding("one_budget", "note", "There is one budget.").to_json())
-        ['code', 'message', 'remedy', 'rows', 'severity']
+        ['code', 'evidence', 'message', 'remedy', 'rows', 'severity']
         """
         return {
             "code": self.code,
@@ -42,7 +44,25 @@ class Finding:
             "message": self.message,
             "rows": list(self.rows),
             "remedy": self.remedy,
+            "evidence": dict(self.evidence),
         }
+
+
+class RefusedTable(ValueError):
+    """A table that no law may be fitted to, with the findings that say why.
+
+    The text of the error is the findings' messages and remedies, in their order.
+
+    >>> unit = Finding("loss_is_perplexity", "error", "The loss is perplexity.", (1,), "Take ln.")
+    >>> str(RefusedTable(unit)), RefusedTable(unit).findings[0].rows
+    ('The loss is perplexity. Take ln.', (1,))
+    """
+
+    def __init__(self, *findings: Finding) -> None:
+        self.findings = findings
+        super().__init__(
+            " ".join(text for each in findings for text in (each.message, each.remedy) if text)
+        )
 
 
 def name_rows(rows: Iterable[int]) -> str:

@@ -232,18 +232,19 @@ def load_runs(source: Any, *, convention: Convention = _DEFAULT) -> RunTable:
     """
     if isinstance(source, RunTable):
         return source.under(convention)
-    raw = _open(source)
+    raw = open_source(source)
     columns, _, findings = match_columns(raw)
     draft = derive(columns, raw.rows, raw.separator)
     keep, unusable = screen(draft)
     findings += unusable + draft.findings + check_units(draft, np.flatnonzero(keep))
     findings += set_aside(draft, keep)
     findings += remarks(draft, keep)
-    table = _build(raw, draft, np.flatnonzero(keep), findings)
+    table = assemble(raw, draft, keep, findings)
     return table if convention == _DEFAULT else table.under(convention)
 
 
-def _open(source: Any) -> RawTable:
+def open_source(source: Any) -> RawTable:
+    """Return the raw columns of anything that `load_runs` takes, before a number is read."""
     if not isinstance(source, str | Path):
         return read_object(source)
     name = str(source)
@@ -274,9 +275,11 @@ def _closest(name: str) -> str:
     return f"{closest}The built-in tables are {join_words(builtin)}."
 
 
-def _build(
-    raw: RawTable, draft: Draft, places: NDArray[np.int64], findings: list[Finding]
+def assemble(
+    raw: RawTable, draft: Draft, keep: NDArray[np.bool_], findings: list[Finding]
 ) -> RunTable:
+    """Build the table of the rows to keep, under the default convention."""
+    places = np.flatnonzero(keep)
     numbers = {name: _frozen(values[places]) for name, values in draft.numbers.items()}
     labels = {
         name: tuple(values[place] for place in places)

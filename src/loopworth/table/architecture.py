@@ -137,20 +137,29 @@ def _apply_ledger(draft: Draft, place: int, account: Ledger) -> None:
 def _agrees(draft: Draft, places: list[int]) -> bool:
     """Tell whether given counts are the ledger's under some convention; say what was found."""
     given = np.array([[draft.numbers[key][place] for key in DIRECT[:2]] for place in places])
+    wrong = np.ones(len(places), dtype=bool)
     for convention in all_conventions():
         specs = [draft.specs[place] for place in places]
         counts = [ledger(spec).count(convention) for spec in specs if spec is not None]
         derived = np.array([[count.n_once, count.n_rec] for count in counts], dtype=float)
-        if np.allclose(given, derived, rtol=1e-6, atol=0.5):
+        off = ~np.isclose(given, derived, rtol=1e-6, atol=0.5).all(axis=1)
+        if not off.any():
             return True
+        if off.sum() < wrong.sum():
+            wrong, closest = off, (convention.name, given.sum(axis=1) / derived.sum(axis=1))
+    evidence: dict[str, Any] = {}
+    if not wrong.all():
+        ratios = [round(float(each), 6) for each in closest[1][wrong]]
+        evidence = {"convention": closest[0], "given_over_derived": ratios}
     draft.findings.append(
         Finding(
             "counts_disagree",
             "warning",
             "n_once and n_rec are not what the architecture gives under any convention; they are "
             "used as given, and other conventions cannot be derived.",
-            draft.name(places),
+            draft.name(np.array(places)[wrong]),
             "Drop n_once and n_rec to derive them, or drop the architecture columns.",
+            evidence,
         )
     )
     return False

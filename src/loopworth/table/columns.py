@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from loopworth.findings import Finding, join_words
+from loopworth.findings import Finding, RefusedTable, join_words
 from loopworth.table.reading import RawTable
 
 Kind = Literal["count", "number", "loss", "text"]
@@ -135,7 +135,7 @@ def match_columns(raw: RawTable) -> tuple[dict[str, list[Any]], dict[str, str], 
     >>> table = RawTable("t", "t.csv", {"r": [1], "val_loss": [2.9]}, (1,))
     >>> match_columns(table)
     Traceback (most recent call last):
-    ValueError: t.csv lacks the columns n_once, n_rec and tokens. It has r and val_loss. ...
+    loopworth.findings.RefusedTable: t.csv lacks the columns n_once, n_rec and tokens. ...
     """
     claims: dict[str, list[str]] = {}
     for found in raw.columns:
@@ -184,10 +184,12 @@ def _choose(name: str, found: Sequence[str], raw: RawTable) -> str:
     candidates = exact or list(found)
     first = raw.columns[candidates[0]]
     if any(raw.columns[other] != first for other in candidates[1:]):
-        raise ValueError(
+        message = (
             f"{raw.source} has {join_words(candidates)}, and each could be {name} "
             f"({BY_NAME[name].meaning}); rename the right one to {name} or drop the others."
         )
+        evidence = {"columns": list(candidates)}
+        raise RefusedTable(Finding("columns_ambiguous", "error", message, evidence=evidence))
     return candidates[0]
 
 
@@ -201,17 +203,23 @@ def _require(names: set[str], raw: RawTable) -> None:
     if not direct or not built:
         return
     missing = built if len(built) < len(direct) else direct
-    raise ValueError(
+    message = (
         f"{raw.source} lacks the column{'s' if len(missing) > 1 else ''} {join_words(missing)}. "
-        f"It has {join_words(raw.columns)}.{_hints(missing, raw, names)} "
+        f"It has {join_words(raw.columns)}.{_hints(missing, raw, names)}"
+    )
+    remedy = (
         f"A row needs {join_words(DIRECT)}; or, for an architecture, d_model or width_scale, "
         f"{join_words(ARCHITECTURE)}, and tokens or budget_flops."
     )
+    evidence = {"missing": list(missing), "columns": list(raw.columns)}
+    raise RefusedTable(Finding("columns_missing", "error", message, (), remedy, evidence))
 
 
 def _hints(missing: Sequence[str], raw: RawTable, taken: set[str]) -> str:
     unused = {_plain(found): found for found in raw.columns if _registry_name(found) not in taken}
-    hints = [f" {found} {_UNCLEAR[plain]}." for plain, found in unused.items() if plain in _UNCLEAR]
+    unclear = [(found, _UNCLEAR[plain]) for plain, found in unused.items() if plain in _UNCLEAR]
+    unclear.sort(key=lambda pair: pair[1] not in (_PERPLEXITY, _BITS))  # the unit comes first
+    hints = [f" {found} {why}." for found, why in unclear]
     for name in missing:
         bare = name.split(" ")[0]
         near = difflib.get_close_matches(bare, [p for p in unused if p not in _UNCLEAR], n=1)

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from loopworth.findings import Finding, join_words, name_rows
+from loopworth.findings import Finding, RefusedTable, join_words, name_rows
 from loopworth.table.draft import Draft, Trouble
 from loopworth.table.values import middle
 
@@ -54,7 +54,9 @@ def screen(draft: Draft) -> tuple[Mask, list[Finding]]:
     findings = _unusable(draft)
     if not keep.any():
         reasons = " ".join(finding.message for finding in findings)
-        raise ValueError(f"No row of the table can be used. {reasons}")
+        rows = draft.name(range(len(draft)))
+        message = f"No row of the table can be used. {reasons}"
+        raise RefusedTable(Finding("no_usable_rows", "error", message, rows))
     return keep, findings
 
 

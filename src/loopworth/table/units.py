@@ -1,8 +1,8 @@
 """Recognise numbers in another unit where that is certain, before anything is fitted to them.
 
 A law fitted to tokens half of which are in billions converges without a complaint. Refused here is
-only what cannot be anything else; what is odd but possible is a warning. Finer forensics (which
-rows, which unit, by the residuals of a fit) belong in this module too.
+only what cannot be anything else; what is odd but possible is a warning. Finer forensics, by the
+tokens per parameter and the residuals of a law, are those of `loopworth.check`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from loopworth.findings import Finding, name_rows
+from loopworth.findings import Finding, RefusedTable, name_rows
 from loopworth.quantities import format_quantity
 from loopworth.table.draft import Draft
 from loopworth.table.values import Floats, middle
@@ -21,6 +21,9 @@ from loopworth.table.values import Floats, middle
 _GAP = 1e4
 # The loss of a uniform guess over the largest vocabularies in use, ln(270,000).
 _LARGEST_LOSS = 12.5
+# No run that has learnt anything ends above this many nats; it is e^1.8, so perplexities do.
+_HIGH_LOSS = 6.0
+UNITS = {1e3: "thousands", 1e6: "millions", 1e9: "billions"}
 _NATS = {"nats", "nat", "nats/token", "nats per token", "nats_per_token"}
 _OTHER_LOSSES = {
     "perplexity": "take its natural logarithm",
@@ -35,7 +38,7 @@ _OTHER_LOSSES = {
 def check_units(draft: Draft, places: NDArray[np.int64]) -> list[Finding]:
     """Refuse a mixture of units and return warnings for what looks like another unit.
 
-    `places` are the usable rows. Raises ValueError that names the rows and what to do.
+    `places` are the usable rows. Raises RefusedTable that names the rows and what to do.
     """
     _check_loss_unit(draft, places)
     findings = _check_loss(draft, places)
@@ -58,10 +61,13 @@ def _check_loss_unit(draft: Draft, places: NDArray[np.int64]) -> None:
     if other:
         unit = units[other[0]] or ""
         remedy = _OTHER_LOSSES.get(unit.lower(), "convert it")
-        raise ValueError(
+        message = (
             f"loss_unit is {unit!r} in {name_rows(draft.name(other))}, but val_loss must be in "
             f"nats per token: {remedy}, and write nats."
         )
+        evidence = {"loss_unit": unit}
+        rows = draft.name(other)
+        raise RefusedTable(Finding("loss_unit_not_nats", "error", message, rows, "", evidence))
 
 
 def _check_loss(draft: Draft, places: NDArray[np.int64]) -> list[Finding]:
@@ -69,18 +75,22 @@ def _check_loss(draft: Draft, places: NDArray[np.int64]) -> list[Finding]:
     usual = middle(loss)
     high = places[loss > _LARGEST_LOSS]
     if 2 * len(high) >= len(places):
-        raise ValueError(
+        message = (
             f"val_loss looks like perplexity: {name_rows(draft.name(high))} lie above "
-            f"{_LARGEST_LOSS}, more nats than guessing costs with any vocabulary. Take the natural "
-            "logarithm, so that it is in nats per token."
+            f"{_LARGEST_LOSS}, more nats than guessing costs with any vocabulary."
         )
+        remedy = "Take the natural logarithm, so that it is in nats per token."
+        rows = draft.name(places[loss > _HIGH_LOSS])
+        evidence = {"median": usual, "largest_possible": _LARGEST_LOSS}
+        raise RefusedTable(Finding("loss_is_perplexity", "error", message, rows, remedy, evidence))
     if usual < 1.0:
         message = (
             f"The median loss is {usual:.4g}, below 1 nat per token: usual for bits per byte and "
             "for byte-level tokens. phi does not depend on a unit that all rows share; E, A, B do."
         )
         remedy = "If these are bits per byte, multiply by ln 2 and by the bytes per token."
-        return [Finding("loss_below_one", "warning", message, remedy=remedy)]
+        rows = draft.name(places)
+        return [Finding("loss_below_one", "warning", message, rows, remedy, {"median": usual})]
     return []
 
 
@@ -92,20 +102,32 @@ def _check_scale(
     if len(ratios) and ratios.max() > _GAP:
         cut = int(np.argmax(ratios)) + 1
         low, high = order[:cut], order[cut:]
-        few, many = sorted((low, high), key=len)
-        raise ValueError(
-            f"{name} is in mixed units: {name_rows(draft.name(few))} "
-            f"({_range(values[few])}) against {_range(values[many])} in the other rows. Write all "
-            "rows in the same unit, single tokens, parameters and FLOPs."
-        )
+        raise RefusedTable(mixed_units(draft, name, values, low, high))
     if values[places].max() < least:
         message = (
             f"{name} is at most {format_quantity(float(values[places].max()))}, so it looks like "
             "thousands, millions or billions rather than single ones."
         )
         remedy = "Write it in full or with a suffix, such as 1.3B."
-        return [Finding("unit_suspected", "warning", message, remedy=remedy)]
+        evidence = {"column": name, "largest": float(values[places].max())}
+        rows = draft.name(places)
+        return [Finding("unit_suspected", "warning", message, rows, remedy, evidence)]
     return []
+
+
+def mixed_units(
+    draft: Draft, name: str, values: Floats, low: NDArray[np.int64], high: NDArray[np.int64]
+) -> Finding:
+    """Say that the places `low` of a column are in a larger unit than the places `high`."""
+    ratio = middle(values[high]) / middle(values[low])
+    factor = min(UNITS, key=lambda unit: abs(math.log(ratio / unit)))
+    message = (
+        f"{name} is in mixed units: {name_rows(draft.name(low))} ({_range(values[low])}) look like "
+        f"{UNITS[factor]} against {_range(values[high])} in the other rows."
+    )
+    remedy = "Write all rows in the same unit, single tokens, parameters and FLOPs."
+    evidence = {"column": name, "factor": factor, "ratio_of_medians": ratio}
+    return Finding("mixed_units", "error", message, draft.name(low), remedy, evidence)
 
 
 def _range(values: Floats) -> str:
@@ -128,4 +150,6 @@ def _check_budgets(draft: Draft, places: NDArray[np.int64]) -> list[Finding]:
         f"{name_rows(draft.name(off))}. The budget only groups the rows."
     )
     remedy = "Check how the budget was counted; 6 N D leaves out attention and the head."
-    return [Finding("budget_disagrees", "warning", message, draft.name(off), remedy)]
+    known = ratio[np.isin(places, off)]
+    evidence = {"budget_over_spent": [round(float(each), 4) for each in known]}
+    return [Finding("budget_disagrees", "warning", message, draft.name(off), remedy, evidence)]
