@@ -65,8 +65,8 @@ class MethodComparison:
     gain, delta     each constant of g(r) in the method's table, and its change, by name
     delta_g         the change of g at each shared recurrence above 1, from the law `free`
     decomposition   where the change of loss at the largest shared budget comes from
-    variants        whether the method changes the loop or the training, None where it cannot be
-                    asked
+    variants        whether the method changes the loop or the training; None where it has no runs
+                    of its own at a shared recurrence
     """
 
     name: str

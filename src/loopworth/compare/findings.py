@@ -50,9 +50,10 @@ def method_findings(
     variants: Variants | None,
 ) -> Iterator[Finding]:
     """Yield where a change of phi is not what it seems, and where the loss is not decomposed."""
-    gap = None if variants is None else variants.training_minus_loop
-    if variants is not None and gap is not None and gap < -DECISIVE_AICC:
-        ratio = next(row for row in variants.rows if row.key == "gain in A").constants["A ratio"]
+    if variants is not None and variants.verdict == "training":
+        joint = variants.laws[0]
+        ratio = next(row for row in joint.rows if row.key == "gain in A").constants["A ratio"]
+        gap = joint.training_minus_loop or 0.0
         yield Finding(
             "training_side_gain",
             "warning",

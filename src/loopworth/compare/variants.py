@@ -9,19 +9,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
 
-from loopworth.compare.draws import TableFit
+from loopworth.compare.draws import LawFit, TableFit
 from loopworth.compare.pairing import shared_rows
 from loopworth.law.diagnose import goodness
 from loopworth.law.gain import Derivatives, FloatArray, Gain, make_gain
 from loopworth.law.joint import ALPHA, GAIN, Problem
 from loopworth.law.rivals import DECISIVE_AICC
-from loopworth.law.solve import polish, seed_grid
+from loopworth.law.solve import polish
+from loopworth.runs import RunTable
 
+Verdict = Literal["loop", "training", "open"]
 _Evaluate = Callable[[FloatArray, FloatArray], Derivatives]
 
 VARIANTS = {
@@ -32,7 +34,6 @@ VARIANTS = {
 }
 _MULTIPLIER = "ln lambda"
 _REACH = 3.0  # box of ln lambda: a method that multiplies parameters by 20 is outside any table
-_EVERY = 8  # the seeds of the grid that join the starts from both tables
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Variant:
     """One joint law of base and method.
 
     constants   of g, and A's ratio method over base where the method has its own A
-    delta_aicc  distance to the best of the four; None where the runs are too few for the criterion
+    delta_aicc  distance to the best variant of the law; None where the runs are too few for it
     """
 
     key: str
@@ -56,114 +57,166 @@ class Variant:
 
 
 @dataclass(frozen=True)
-class Variants:
-    """The four joint laws of a base and a method on the same runs.
+class JointLaws:
+    """The variants of one law g(r) on the same runs; `free` goes without `both`."""
 
-    training_minus_loop   AICc of `gain in A` minus that of `gain in g`: above 10 the method changes
-                          the loop, below -10 the training, None where it cannot be said
+    law: str
+    rows: tuple[Variant, ...]
+
+    @property
+    def training_minus_loop(self) -> float | None:
+        """AICc of `gain in A` minus that of `gain in g`."""
+        aicc = {row.key: row.aicc for row in self.rows}
+        loop, training = aicc["gain in g"], aicc["gain in A"]
+        return None if loop is None or training is None else training - loop
+
+    @property
+    def verdict(self) -> Verdict:
+        """Which of the two describes the runs better by 10 or more."""
+        gap = self.training_minus_loop
+        if gap is None or abs(gap) < DECISIVE_AICC:
+            return "open"
+        return "loop" if gap > 0 else "training"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return {
+            "training_minus_loop": self.training_minus_loop,
+            "verdict": self.verdict,
+            "variants": {row.key: row.to_json() for row in self.rows},
+        }
+
+
+@dataclass(frozen=True)
+class Variants:
+    """Loop or training, asked under the law that is compared and under `free`.
+
+    A law whose g(r) has the wrong shape prefers the variant that mends it, so the verdict stands
+    only where the laws agree on it.
     """
 
-    rows: tuple[Variant, ...]
     n_runs: int
-    training_minus_loop: float | None
+    laws: tuple[JointLaws, ...]
+
+    @property
+    def verdict(self) -> Verdict:
+        """What all laws agree on, or `open`."""
+        said = {joint.verdict for joint in self.laws}
+        return said.pop() if len(said) == 1 else "open"
 
     @property
     def sentence(self) -> str:
-        """The verdict in words."""
-        gap = self.training_minus_loop
-        if gap is None:
-            return "The runs are too few to tell a gain in the loop from a gain in training."
-        if abs(gap) < DECISIVE_AICC:
-            return (
-                "A gain in the loop and a gain in training describe it alike "
-                f"(AICc differs by {abs(gap):.0f})."
-            )
-        better, worse = ("the loop (own g)", "training (own A)")
-        if gap < 0:
-            better, worse = worse, better
-        return (
-            f"A gain in {better} describes it better than one in {worse}, by {abs(gap):.0f} AICc."
+        """The verdict in words.
+
+        >>> def law(key, loop, training):
+        ...     return JointLaws(key, (Variant("gain in g", {}, 7, 0.0, loop, None),
+        ...         Variant("gain in A", {}, 7, 0.0, training, None)))
+        >>> Variants(143, (law("power", -100.0, -164.0), law("free", -170.0, -180.5))).sentence
+        'The gain is in the training (its own A): the better description by 64 AICc under power,
+        10 AICc under free.'
+        """
+        gaps = ", ".join(f"{_gap(joint)} under {joint.law}" for joint in self.laws)
+        if self.verdict == "open":
+            views = ", ".join(f"under {joint.law} {_view(joint)}" for joint in self.laws)
+            return f"Loop or training is open: {views}."
+        changed = (
+            "the loop (its own g(r))" if self.verdict == "loop" else "the training (its own A)"
         )
+        return f"The gain is in {changed}: the better description by {gaps}."
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values."""
         return {
             "n_runs": self.n_runs,
-            "training_minus_loop": self.training_minus_loop,
+            "verdict": self.verdict,
             "sentence": self.sentence,
-            "laws": {row.key: row.to_json() for row in self.rows},
+            "laws": {joint.law: joint.to_json() for joint in self.laws},
         }
 
 
+def _gap(joint: JointLaws) -> str:
+    return f"{abs(joint.training_minus_loop or 0.0):.0f} AICc"
+
+
+def _view(joint: JointLaws) -> str:
+    if joint.training_minus_loop is None:
+        return "the runs are too few"
+    if joint.verdict == "open":
+        return "g and A are alike"
+    return f"its own {'A' if joint.verdict == 'training' else 'g'} is better by {_gap(joint)}"
+
+
 def fit_variants(base: TableFit, method: TableFit) -> Variants | None:
-    """Fit the four joint laws to the runs of both tables, each run once.
+    """Fit the joint laws to the runs of both tables, under the law compared and under `free`.
 
-    The runs that the method's table shares with the base (same numbers) count as the base's. None
-    where all of them are shared.
+    Runs are those at recurrences that both tables have, each once: what the method's table shares
+    with the base (same numbers) counts as the base's. None where that leaves the method nothing.
     """
-    own = ~shared_rows(base.runs, method.runs)
-    key = base.law.problem.gain.key
-    if not own.any():
-        return None
-    starts = np.stack([base.law.optimum.theta[:GAIN], method.law.optimum.theta[:GAIN]])
-    ours, theirs = base.law.optimum.theta[GAIN:], method.law.optimum.theta[GAIN:]
-    if len(ours) != len(theirs):  # `free` at other sets of r
-        ours, theirs = ours[:0], theirs[:0]
-    rows: list[Variant] = []
-    for name in VARIANTS:
-        problem = joint_problem(base, method, key, name)
-        tail = problem.gain.parameters
-        gains = [seed_gain(name, one, two, tail) for one, two in ((ours, theirs), (theirs, ours))]
-        first = np.array(
-            [[*scale, *gain] for scale in starts for gain in gains if len(gain) == len(tail)]
-        ).reshape(-1, GAIN + len(tail))
-        found = polish(problem, np.concatenate([first, seed_grid(problem)[::_EVERY]]))
-        theta = found.theta[int(np.argmin(found.objective))]
-        good = goodness(problem, theta)
-        constants = dict(zip(tail, map(float, theta[GAIN:]), strict=True))
-        if _MULTIPLIER in constants:
-            constants["A ratio"] = math.exp(-theta[ALPHA] * constants.pop(_MULTIPLIER))
-        rows.append(Variant(name, constants, len(theta), good.objective, good.aicc, None))
-    return _compared(rows, len(base.runs) + int(own.sum()))
-
-
-def _compared(rows: list[Variant], count: int) -> Variants:
-    known = [row.aicc for row in rows if row.aicc is not None]
-    best = min(known, default=0.0)
-    by_key = {
-        row.key: Variant(
-            row.key, row.constants, row.n_constants, row.objective, row.aicc,
-            None if row.aicc is None else row.aicc - best,
+    pairs = [(base.law, method.law)]
+    if base.free is not None and method.free is not None and base.free is not base.law:
+        pairs.append((base.free, method.free))
+    laws = []
+    runs = 0
+    for one, two in pairs:
+        rows = []
+        for name in VARIANTS:
+            if name == "both" and one.problem.gain.key == "free":
+                continue  # without runs at r = 1 a free g of its own takes up any A
+            problem = joint_problem(base.runs, method.runs, one.problem.gain.key, name)
+            if problem is None:
+                return None
+            runs = len(problem)
+            rows.append(_variant(name, problem, one, two))
+        best = min((row.aicc for row in rows if row.aicc is not None), default=0.0)
+        laws.append(
+            JointLaws(
+                one.problem.gain.key,
+                tuple(
+                    replace(row, delta_aicc=None if row.aicc is None else row.aicc - best)
+                    for row in rows
+                ),
+            )
         )
-        for row in rows
-    }  # fmt: skip
-    loop, training = by_key["gain in g"].aicc, by_key["gain in A"].aicc
-    gap = None if loop is None or training is None else training - loop
-    return Variants(tuple(by_key.values()), count, gap)
+    return Variants(runs, tuple(laws))
 
 
-def seed_gain(
-    name: str, one: FloatArray, two: FloatArray, parameters: tuple[str, ...]
-) -> list[float]:
-    """Return a start for the constants of a joint gain from those of the two tables."""
-    own = name in ("gain in g", "both")
-    start = [*one, *two] if own else list(0.5 * (one + two))
-    return [*start, 0.0] if _MULTIPLIER in parameters else start
+def _variant(name: str, problem: Problem, one: LawFit, two: LawFit) -> Variant:
+    """Fit one variant from where the two tables ended, which is near where their runs end."""
+    ours, theirs = (dict(zip(x.problem.names, x.optimum.theta, strict=True)) for x in (one, two))
+
+    def start(constant: str) -> float:
+        bare = constant.removesuffix(" (base)").removesuffix(" (method)")
+        values = float(ours.get(bare, 0.0)), float(theirs.get(bare, 0.0))  # 0 for ln lambda
+        return sum(values) / 2 if constant == bare else values[constant.endswith("(method)")]
+
+    gain = [start(constant) for constant in problem.gain.parameters]
+    starts = [[*x.optimum.theta[:GAIN], *gain] for x in (one, two)]
+    found = polish(problem, np.array(starts))
+    theta = found.theta[int(np.argmin(found.objective))]
+    constants = dict(zip(problem.gain.parameters, map(float, theta[GAIN:]), strict=True))
+    if _MULTIPLIER in constants:
+        constants["A ratio"] = math.exp(-theta[ALPHA] * constants.pop(_MULTIPLIER))
+    good = goodness(problem, theta)
+    return Variant(name, constants, len(theta), good.objective, good.aicc, None)
 
 
-def joint_problem(base: TableFit, method: TableFit, key: str, variant: str) -> Problem:
-    """Return the problem of one variant: the runs of both tables, each once."""
-    own = ~shared_rows(base.runs, method.runs)
-    group = np.repeat([0.0, 1.0], [len(base.runs), int(own.sum())])
+def joint_problem(base: RunTable, method: RunTable, law: str, variant: str) -> Problem | None:
+    """Return the problem of one variant of a law, None where the method has no run of its own."""
+    levels = set(base.recurrence.tolist()) & set(method.recurrence.tolist())
+    ours = np.isin(base.recurrence, sorted(levels))
+    theirs = np.isin(method.recurrence, sorted(levels)) & ~shared_rows(base, method)
+    if not (theirs & (method.recurrence > 1)).any():
+        return None
 
     def column(name: str) -> FloatArray:
-        return np.concatenate([getattr(base.runs, name), getattr(method.runs, name)[own]])
+        return np.concatenate([getattr(base, name)[ours], getattr(method, name)[theirs]])
 
+    group = np.repeat([0.0, 1.0], [int(ours.sum()), int(theirs.sum())])
     pairs, code = np.unique(
         np.stack([column("recurrence"), group], axis=1), axis=0, return_inverse=True
     )
     return Problem.of(
-        joint_gain(make_gain(key, pairs[:, 0]), pairs, variant),
+        joint_gain(make_gain(law, pairs[:, 0]), pairs, variant),
         n_once=column("n_once"),
         n_rec=column("n_rec"),
         recurrence=code.reshape(-1).astype(float),
