@@ -135,7 +135,7 @@ def _verdict(fit: Fit, constant: Constant) -> str:
     worth = [(fit.law.gain(r, (high,)) - 1.0) / (r - 1.0) for r in fit.law.recurrences]
     if max(worth) < 0.5:
         return "a repeat is worth less than half of a new block"
-    return "a repeat is worth something, and less than a new block"
+    return "a repeat is worth a part of a new block"
 
 
 def note_of(fit: Fit, boot: Bootstrap, constants: Sequence[Constant]) -> str:

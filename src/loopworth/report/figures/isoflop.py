@@ -9,6 +9,9 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import PathPatch
+from matplotlib.path import Path
+from numpy.polynomial import Polynomial
 from numpy.typing import NDArray
 
 from loopworth.isoflop import IsoflopMinimum
@@ -31,9 +34,9 @@ from loopworth.report.style import (
 
 FloatArray = NDArray[np.float64]
 
-_GRID = 41  # points of a smooth curve
 _CUBIC_MISS = 5e-4  # nats by which the smooth line may miss the law at the runs
 _LABEL_GAP = 0.12  # inches between the middles of two labels
+_ROOMY = 2.2  # inches of a panel's height; lower panels label fewer curves
 
 
 def draw_isoflop(report: FitReport) -> Figure:
@@ -99,10 +102,9 @@ def _limits(
 
 
 def _curves(axes: Axes, group: Sequence[IsoflopMinimum], mark: Mark) -> None:
-    for x in group:
-        n = np.geomspace(*x.n_measured, _GRID)
-        loss = [x.loss_at(float(value)) for value in n]
-        axes.plot(n, loss, color=mark.colour, lw=1.3, alpha=0.9, gid="parabola")
+    lines = [Polynomial([x.level or 0.0, x.slope or 0.0, x.curvature or 0.0]) for x in group]
+    curves = [_bezier(x, line) for x, line in zip(group, lines, strict=True)]
+    _draw(axes, curves, gid="parabola", color=mark.colour, lw=1.3, alpha=0.9)
 
 
 def _law(
@@ -114,42 +116,58 @@ def _law(
     where it does not, a line would be an invention, and none is drawn.
     """
     predicted = report.fit.runs.val_loss - report.fit.residual
+    curves = []
     for x in group:
         places = np.flatnonzero(np.isin(report.fit.runs.rows, x.rows))
         u = np.log(unique[places] / (x.center or 1.0))
-        line = np.polynomial.Polynomial.fit(u, predicted[places], min(3, x.n_widths - 1))
-        if np.abs(line(u) - predicted[places]).max() > _CUBIC_MISS:
-            continue
-        at = np.linspace(u.min(), u.max(), _GRID)
-        axes.plot(
-            (x.center or 1.0) * np.exp(at), line(at),
-            color=INK, lw=0.7, ls=(0, (4, 2)), alpha=0.75, gid="law",
-        )  # fmt: skip
+        line = Polynomial.fit(u, predicted[places], min(3, x.n_widths - 1)).convert()
+        if np.abs(line(u) - predicted[places]).max() <= _CUBIC_MISS:
+            curves.append(_bezier(x, line))
+    _draw(axes, curves, gid="law", color=INK, lw=0.7, ls=(0, (4, 2)), alpha=0.75)
+
+
+def _bezier(x: IsoflopMinimum, line: Polynomial) -> FloatArray:
+    """Return a polynomial of u = ln(N / center), up to a cubic, over the measured N, as (4, 2).
+
+    On a logarithmic axis it is one Bezier curve, exactly: four points in the file, not hundreds.
+    """
+    center = x.center or 1.0
+    first, last = (math.log(n / center) for n in x.n_measured)
+    rise = line.deriv()([first, last]) * (last - first) / 3.0
+    start, end = line([first, last])
+    loss = [start, start + rise[0], end - rise[1], end]
+    return np.column_stack([center * np.exp(np.linspace(first, last, 4)), loss])
+
+
+def _draw(axes: Axes, curves: Sequence[FloatArray], **style: Any) -> None:
+    """Draw Bezier curves as one path."""
+    if curves:
+        codes = [Path.MOVETO, Path.CURVE4, Path.CURVE4, Path.CURVE4] * len(curves)
+        path = Path(np.concatenate(curves), codes)
+        axes.add_patch(PathPatch(path, fill=False, capstyle="round", zorder=2, **style))
 
 
 def _minima(
     axes: Axes, report: FitReport, group: Sequence[IsoflopMinimum], unique: FloatArray
 ) -> None:
     """Mark where each valley turns: filled inside the measured N, open at the best run if not."""
-    _path(axes, [x for x in group if x.status == "minimum"])
+    turned = [x for x in group if x.n_star is not None and x.loss_star is not None]
+    _path(axes, turned)
+    open_runs = []
     for x in group:
-        style: dict[str, Any] = {
-            "marker": "*",
-            "ls": "none",
-            "ms": 8.5,
-            "mec": "white",
-            "mew": 0.6,
-            "zorder": 5,
-        }
-        if x.n_star is not None and x.loss_star is not None:
-            axes.plot([x.n_star], [x.loss_star], color=INK, gid="minimum", **style)
-            continue
-        places = np.flatnonzero(np.isin(report.fit.runs.rows, x.rows))
-        best = places[np.argmin(report.fit.runs.val_loss[places])]
-        style |= {"mec": INK, "mew": 0.9}
+        if x not in turned:
+            places = np.flatnonzero(np.isin(report.fit.runs.rows, x.rows))
+            open_runs.append(places[np.argmin(report.fit.runs.val_loss[places])])
+    style: dict[str, Any] = {"marker": "*", "ls": "none", "ms": 8.5, "zorder": 5}
+    if turned:
         axes.plot(
-            [unique[best]], [report.fit.runs.val_loss[best]],
-            color="white", gid="no minimum", **style,
+            [x.n_star or math.nan for x in turned], [x.loss_star or math.nan for x in turned],
+            color=INK, mec="white", mew=0.6, gid="minimum", **style,
+        )  # fmt: skip
+    if open_runs:
+        axes.plot(
+            unique[open_runs], report.fit.runs.val_loss[open_runs],
+            color="white", mec=INK, mew=0.9, gid="no minimum", **style,
         )  # fmt: skip
 
 
@@ -172,7 +190,8 @@ def _labels(page: Sheet, axes: Axes, group: Sequence[IsoflopMinimum]) -> None:
     """Write each curve's budget at its right end, leaving out what would lie on another label."""
     several = len({x.study for x in group}) > 1
     bottom, top = axes.get_ylim()
-    gap = _LABEL_GAP * (top - bottom) / page.panel[1]
+    few = 2.0 if page.panel[1] < _ROOMY else 1.0
+    gap = few * _LABEL_GAP * (top - bottom) / page.panel[1]
     written: list[float] = []
     # From the outside in, so that the smallest and the largest budget keep theirs.
     ordered = sorted(group, key=lambda x: x.budget_flops)

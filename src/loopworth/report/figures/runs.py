@@ -14,7 +14,7 @@ FloatArray = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
 
 # Past this many points an SVG carries them as one image, or it would grow beyond all use.
-_DRAWN_AS_VECTORS = 400
+_DRAWN_AS_VECTORS = 250
 
 
 def unique_parameters(runs: RunTable) -> FloatArray:
