@@ -139,12 +139,12 @@ def match_columns(raw: RawTable) -> tuple[dict[str, list[Any]], dict[str, str], 
     """
     claims: dict[str, list[str]] = {}
     for found in raw.columns:
-        name = _registry_name(found)
+        name = registry_name(found)
         if name is not None:
             claims.setdefault(name, []).append(found)
     chosen = {name: _choose(name, found, raw) for name, found in claims.items()}
     _require(set(chosen), raw)
-    aliases = [(found, name) for name, found in chosen.items() if _plain(found) != name]
+    aliases = [(found, name) for name, found in chosen.items() if plain_name(found) != name]
     findings = []
     if aliases:
         read = join_words(f"{found} as {name}" for found, name in aliases)
@@ -153,7 +153,7 @@ def match_columns(raw: RawTable) -> tuple[dict[str, list[Any]], dict[str, str], 
     return {name: raw.columns[found] for name, found in chosen.items()}, chosen, findings
 
 
-def _plain(found: str) -> str:
+def plain_name(found: str) -> str:
     """Reduce a name to what it is matched by, `_step` being the one tracker name kept as it is."""
     name = re.sub(r"[\s\-]+", "_", found.strip().lower())
     name = re.sub(r"^(?:(?:config|summary|summary_metrics)[./:])+", "", name)
@@ -170,16 +170,16 @@ def _aliases() -> dict[str, str]:
 _NAMES = _aliases()
 
 
-def _registry_name(found: str) -> str | None:
+def registry_name(found: str) -> str | None:
     if re.sub(r"^config[./:]", "", found.strip()) == "D":
         return "tokens"  # the one alias that case decides: d is a width to many
-    return _NAMES.get(_plain(found))
+    return _NAMES.get(plain_name(found))
 
 
 def _choose(name: str, found: Sequence[str], raw: RawTable) -> str:
     """Prefer the name itself over its aliases, and refuse to guess between two of a kind."""
     exact = [column for column in found if column == name] or [
-        column for column in found if _plain(column) == name
+        column for column in found if plain_name(column) == name
     ]
     candidates = exact or list(found)
     first = raw.columns[candidates[0]]
@@ -216,7 +216,7 @@ def _require(names: set[str], raw: RawTable) -> None:
 
 
 def _hints(missing: Sequence[str], raw: RawTable, taken: set[str]) -> str:
-    unused = {_plain(found): found for found in raw.columns if _registry_name(found) not in taken}
+    unused = {plain_name(found): found for found in raw.columns if registry_name(found) not in taken}
     unclear = [(found, _UNCLEAR[plain]) for plain, found in unused.items() if plain in _UNCLEAR]
     unclear.sort(key=lambda pair: pair[1] not in (_PERPLEXITY, _BITS))  # the unit comes first
     hints = [f" {found} {why}." for found, why in unclear]
@@ -233,8 +233,8 @@ def _near_misses(raw: RawTable, taken: set[str]) -> list[Finding]:
     optional = [column.name for column in COLUMNS if column.name not in taken]
     findings = []
     for found in raw.columns:
-        if _registry_name(found) is None:
-            near = difflib.get_close_matches(_plain(found), optional, n=1, cutoff=0.86)
+        if registry_name(found) is None:
+            near = difflib.get_close_matches(plain_name(found), optional, n=1, cutoff=0.86)
             if near:
                 message = f"Column {found} is not used; is it meant to be {near[0]}?"
                 findings.append(Finding("unknown_column", "warning", message, remedy="Rename it."))
