@@ -51,6 +51,7 @@ from loopworth.table.design import design_findings
 Progress = Callable[[str, int, int], None]
 """Told what is being worked on, and how many of how many are done."""
 
+_LOOKS = 3  # starts of each resample
 _FEW_CELLS = 8
 _MUCH_LOST = 0.01  # share of resamples that may fail unsaid
 
@@ -275,7 +276,7 @@ def _bootstrap(
     def count(more: int) -> None:
         nonlocal done
         done += more
-        tell("bootstrap", done, 2 * resamples)
+        tell("bootstrap", done, _LOOKS * resamples)
 
     weights = resample_cells(table.cells, resamples, seed)
     return block_bootstrap(problem, weights, optimum.theta, on_progress=count)

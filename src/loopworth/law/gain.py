@@ -22,7 +22,7 @@ Derivatives = tuple[FloatArray, FloatArray, FloatArray]
 # A gain is a multiplier of parameters: it may dip below 1 (looping hurts), never to 0, where a
 # fully looped model would have no parameters at all.
 _SMALLEST_GAIN = 1e-3
-_SEED_PHIS = (0.0, 0.4, 0.8)  # where each gain starts: the r^phi that it resembles
+_SEED_PHIS = (-0.8, 0.0, 0.4, 0.8)  # where each gain starts: the r^phi that it resembles
 
 
 @dataclass(frozen=True)
@@ -141,8 +141,10 @@ def _slope_gain(
     key: str, formula: str, basis: Callable[[FloatArray], FloatArray], levels: FloatArray
 ) -> Gain:
     reach = float(basis(np.array([max(float(levels.max(initial=2.0)), 1.0 + 1e-9)]))[0])
-    seeds = _one([(2.0**phi - 1.0) / float(basis(np.array([2.0]))[0]) for phi in _SEED_PHIS])
     lower = (-1.0 + _SMALLEST_GAIN) / reach
+    step = float(basis(np.array([2.0]))[0])
+    # A seed below the box would turn N_eff negative at the largest recurrence.
+    seeds = _one([max((2.0**phi - 1.0) / step, 0.9 * lower) for phi in _SEED_PHIS])
     return Gain(key, formula, ("k",), (lower,), (1e3,), seeds, _linear_in(basis))
 
 

@@ -192,7 +192,10 @@ def gain_rows(
         gains = levels ** power.theta[:, GAIN:]
         starts = np.concatenate([power.theta[:, :GAIN], gains], axis=1)
         boot = block_bootstrap(problem, power.weights, starts, second_look=False)
-        present = np.stack([power.weights[:, runs.recurrence == r].any(axis=1) for r in levels], 1)
+        # Without runs at r = 1 all g move together against A, so the resample says nothing either.
+        drawn = {r: power.weights[:, runs.recurrence == r].any(axis=1) for r in (1.0, *levels)}
+        anchored = drawn[1.0] if (runs.recurrence == 1.0).any() else True
+        present = np.stack([drawn[r] & anchored for r in levels], axis=1)
         draws = np.where(present, np.log(boot.theta[:, GAIN:]) / np.log(levels), np.nan)
     return tuple(
         GainRow(

