@@ -198,7 +198,7 @@ class TestOpen:
             fit(table.select(np.arange(len(table)) < 5))
 
     def test_few_cells_are_said(self, table):
-        result = fit(table.select((table.budgets == 1e18) & (table.recurrence != 2)), bootstrap=100)
+        result = fit(table.select((table.budgets == 1e18) & (table.recurrence != 2)), bootstrap=20)
         assert "few_cells" in {finding.code for finding in result.findings}
 
     def test_a_report_of_open_constants_promises_no_optimum(self, table):

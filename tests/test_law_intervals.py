@@ -152,7 +152,7 @@ def test_progress_counts_every_solution() -> None:
     told: list[int] = []
     weights = resample_cells(RUNS.cells, 10, seed=0)
     block_bootstrap(PROBLEM, weights, OPTIMUM.theta, on_progress=told.append)
-    assert sum(told) == 20  # ten resamples, looked at twice
+    assert sum(told) == 30  # ten resamples, looked at three times
 
 
 def simulated(rng: np.random.Generator) -> tuple[dict[str, np.ndarray], np.ndarray]:
