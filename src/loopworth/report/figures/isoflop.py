@@ -54,8 +54,8 @@ def draw_isoflop(report: FitReport) -> Figure:
     )  # fmt: skip
     size = 3.6 if len(levels) <= 4 else 2.8
     unique = unique_parameters(runs)
-    _limits(page, unique, runs.val_loss, report.minima)
-    ghost = [x for x in report.minima if x.recurrence == 1.0 and x.n_star is not None]
+    _limits(page, report, unique)
+    ghost = _unlooped(report)
     for k, (r, axes) in enumerate(zip(levels, page.axes, strict=True)):
         group = [x for x in report.minima if x.recurrence == r and x.center is not None]
         if r != 1.0:
@@ -67,28 +67,34 @@ def draw_isoflop(report: FitReport) -> Figure:
         )
         _minima(axes, report, group, unique)
         _labels(page, axes, group)
-        axes.text(
-            0.5, 1.0, f"r = {r:g}", transform=axes.transAxes, ha="center", va="bottom",
-            weight="bold", color=style[r].colour, size=FONT + 1,
-        )  # fmt: skip
-        column = k % columns
-        axes.tick_params(
-            left=column == 0, labelleft=column == 0, labelbottom=k + columns >= len(levels)
-        )
-        if column == 0:
-            axes.set_ylabel(
-                "loss, nats per token" if panel[1] < 3 else "validation loss, nats per token"
-            )
-        if k + columns >= len(levels):
-            axes.set_xlabel("unique parameters N")
+        _dress(axes, r, style[r], left=k % columns == 0, bottom=k + columns >= len(levels))
     return page.figure
 
 
-def _limits(
-    page: Sheet, unique: FloatArray, loss: FloatArray, minima: Sequence[IsoflopMinimum]
-) -> None:
-    """Set the shared limits: every run inside, and room for the label of the longest curve."""
-    labels = [power_of_ten(x.budget_flops) for x in minima if x.center is not None]
+def _dress(axes: Axes, r: float, mark: Mark, *, left: bool, bottom: bool) -> None:
+    """Name the panel, and the axes where it stands at the rim."""
+    axes.text(
+        0.5, 1.0, f"r = {r:g}", transform=axes.transAxes, ha="center", va="bottom",
+        weight="bold", color=mark.colour, size=FONT + 1, gid="recurrence",
+    )  # fmt: skip
+    axes.tick_params(left=left, labelleft=left, labelbottom=bottom)
+    if left:
+        axes.set_ylabel("loss, nats per token")
+    if bottom:
+        axes.set_xlabel("unique parameters N")
+
+
+def _unlooped(report: FitReport) -> list[IsoflopMinimum]:
+    """Return the minima at r = 1 that the other panels repeat, where they make a line."""
+    found = [x for x in report.minima if x.recurrence == 1.0 and x.n_star is not None]
+    looped = any(x.recurrence != 1.0 for x in report.minima)
+    return found if looped and len({x.budget_flops for x in found}) > 1 else []
+
+
+def _limits(page: Sheet, report: FitReport, unique: FloatArray) -> None:
+    """Set the shared limits: runs and law inside, and room for the label of the longest curve."""
+    groups = [x for x in report.minima if x.center is not None]
+    labels = [_label(x, groups) for x in groups]
     label = max((text_width(text, SMALL) for text in labels), default=0.0) + 0.12
     low, high = float(unique.min()), float(unique.max())
     span = max(math.log(high / low), 0.2)
@@ -96,7 +102,9 @@ def _limits(
     if labels:
         right = (span + left) * label / (page.panel[0] - label)
     log_axis(page.axes[0], low * math.exp(-left), high * math.exp(right))
-    bottom, top = float(loss.min()), float(loss.max())
+    loss = report.fit.runs.val_loss
+    both = np.concatenate([loss, loss - report.fit.residual]) if groups else loss
+    bottom, top = float(both.min()), float(both.max())
     pad = 0.05 * max(top - bottom, 1e-3)
     page.axes[0].set_ylim(bottom - pad, top + pad)
 
@@ -186,9 +194,14 @@ def _path(axes: Axes, minima: Sequence[IsoflopMinimum], *, dotted: bool = False)
         )  # fmt: skip
 
 
+def _label(x: IsoflopMinimum, minima: Sequence[IsoflopMinimum]) -> str:
+    """Return the budget, and the study where its recurrence has several."""
+    several = len({other.study for other in minima if other.recurrence == x.recurrence}) > 1
+    return power_of_ten(x.budget_flops) + (f" {x.study}" if several and x.study else "")
+
+
 def _labels(page: Sheet, axes: Axes, group: Sequence[IsoflopMinimum]) -> None:
     """Write each curve's budget at its right end, leaving out what would lie on another label."""
-    several = len({x.study for x in group}) > 1
     bottom, top = axes.get_ylim()
     few = 2.0 if page.panel[1] < _ROOMY else 1.0
     gap = few * _LABEL_GAP * (top - bottom) / page.panel[1]
@@ -201,9 +214,8 @@ def _labels(page: Sheet, axes: Axes, group: Sequence[IsoflopMinimum]) -> None:
         if any(abs(y - other) < gap for other in written):
             continue
         written.append(y)
-        text = power_of_ten(x.budget_flops) + (f" {x.study}" if several and x.study else "")
         axes.annotate(
-            text, (x.n_measured[1], y), xytext=(5 if x.status == "minimum" else 8, 0),
+            _label(x, group), (x.n_measured[1], y), xytext=(5 if x.status == "minimum" else 8, 0),
             textcoords="offset points", va="center", size=SMALL, color=INK, gid="budget",
         )  # fmt: skip
 
@@ -250,9 +262,6 @@ def _note(report: FitReport) -> str:
         words.append("open stars: the best run where the parabola has no minimum inside")
     if known:
         words.append("dashed: the law")
-    if (
-        any(x.recurrence == 1.0 and x.n_star for x in known)
-        and len({x.recurrence for x in report.minima}) > 1
-    ):
+    if _unlooped(report):
         words.append("dotted: the minima of r = 1")
     return "; ".join(words) + "."
