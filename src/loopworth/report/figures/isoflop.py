@@ -244,7 +244,7 @@ def _title(report: FitReport) -> str:
         return f"The runs enclose the optimal size in {found} of {len(known)} groups of equal FLOPs"
     if known:
         return "No group of equal FLOPs encloses its optimal size"
-    return "No budget has three sizes, so the runs show no iso-FLOP curve"
+    return "No budget has three sizes at one r, so there is no iso-FLOP curve"
 
 
 def _note(report: FitReport) -> str:
