@@ -342,7 +342,7 @@ ODD = {
     "no budgets": (without(grid([1, 3], [1e18, 1e19]), "budget_flops"), "power", 10),
     "two widths, one budget": (grid([1, 1.5, 2, 4], [1e18], (0.5, 2.0)), "power", 0),
     "no noise": (grid([1, 2, 4], [1e18, 3e18], noise=0.0), "power", 60),
-    "one run a recurrence": (grid([1, 2, 3, 4, 8], [1e18], (1.0,)), "none", 0),
+    "one run a recurrence": (grid([1, 2, 3, 4, 6, 8], [1e18], (1.0,)), "none", 0),
     "fractions": (grid([1, 1.5, 3.7], [1e18, 1e19]), "power", 10),
     "two studies": (grid([1, 2], [1e18, 1e19]) | {"study": ["one", "two"] * 10}, "power", 0),
 }
