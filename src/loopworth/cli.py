@@ -146,6 +146,54 @@ _LAWS = ["none", "unrolled", "power", "bounded", "log", "affine", "free"]
 @main.command()
 @click.argument("runs", default="schwethelm2026")
 @click.option(
+    "--injection",
+    type=click.Choice(["recurrent", "once", "excluded"]),
+    default="recurrent",
+    help="Count the injection in N_rec, in N_once or not at all [recurrent].",
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@click.pass_context
+def check(ctx: click.Context, runs: str, injection: Any, as_json: bool) -> None:
+    """Find what is wrong with a table of runs, and name its rows.
+
+    RUNS is what `fit` takes; a table that `fit` refuses is read as far as it can be. Looked for:
+    values that cannot be, duplicates and conflicts, other units of tokens, parameters and loss,
+    FLOPs that disagree with the architecture, budgets off target, diverged and under-tuned runs,
+    holes in the grid, checkpoints of one run, mixed recipes, and designs that identify nothing.
+
+    Each finding has a code, a severity, rows, evidence and a remedy. Errors: no law should be
+    fitted. Warnings: a result would be doubtful. Notes: nothing to mend. The file is only read.
+
+    \b
+    Examples:
+      loopworth check
+      loopworth check my_runs.csv
+      loopworth check - --json < my_runs.csv
+
+    \b
+    Exit codes: 0 clean or only notes, 1 warnings or errors, 2 wrong usage.
+    """
+    from loopworth.check import check as check_runs
+    from loopworth.ledger import Convention
+
+    report = check_runs(runs, convention=Convention(injection))
+    if as_json:
+        import json
+
+        click.echo(json.dumps(report.to_json(), indent=2, allow_nan=False))
+    else:
+        from rich.console import Console
+
+        from loopworth.report.check_text import check_page
+
+        Console(highlight=False).print(check_page(report))
+    if not report.clean:
+        ctx.exit(EXIT_REFUSED)
+
+
+@main.command()
+@click.argument("runs", default="schwethelm2026")
+@click.option(
     "--law",
     type=click.Choice(_LAWS),
     default="power",

@@ -1,0 +1,56 @@
+"""A check as a terminal page: the verdict, the findings worst first, then what was found clean."""
+
+from __future__ import annotations
+
+from rich.console import Group
+from rich.padding import Padding
+from rich.text import Text
+
+from loopworth.check import CheckReport
+from loopworth.findings import Finding, name_rows
+
+_COLOURS = {"error": "bold red", "warning": "bold yellow", "note": "bold cyan"}
+_HEADS = {
+    "error": "Errors: no law should be fitted before these are mended",
+    "warning": "Warnings: a result would be doubtful",
+    "note": "Notes: worth knowing, nothing to mend",
+}
+
+
+def check_page(report: CheckReport) -> Group:
+    """Return a page for a rich console; it fits 80 columns."""
+    worst = next((name for name in _HEADS if report.count(name)), "note")
+    colour = "bold green" if report.clean else _COLOURS[worst]
+    parts: list[Text | Padding] = [
+        Text(report.verdict, style=colour),
+        Text(f"{report.name}: {report.n_usable} of {report.n_rows} rows usable\n", style="dim"),
+    ]
+    for severity, head in _HEADS.items():
+        chosen = [each for each in report.findings if each.severity == severity]
+        if chosen:
+            parts.append(Text(head, style=_COLOURS[severity]))
+            parts += [Padding(_finding(each), (0, 0, 0, 2)) for each in chosen]
+            parts.append(Text())
+    if report.passed:
+        titles = "; ".join(kind.title for kind in report.passed)
+        parts.append(_paragraph("Checked and found clean: ", f"{titles}."))
+    reasons: dict[str, list[str]] = {}
+    for kind, why in report.not_checked:
+        reasons.setdefault(why, []).append(kind.title)
+    for why, titles_of in reasons.items():
+        parts.append(_paragraph("Not checked: ", f"{'; '.join(titles_of)} ({why})."))
+    return Group(*parts)
+
+
+def _finding(finding: Finding) -> Text:
+    where = f"{finding.code}, {name_rows(finding.rows)}" if finding.rows else finding.code
+    text = Text(where, style="bold")
+    text.append(f"\n{finding.message}", style="not bold default")
+    if finding.remedy:
+        text.append(f" {finding.remedy}", style="not bold dim")
+    return text
+
+
+def _paragraph(head: str, body: str) -> Text:
+    text = Text(head, style="bold green" if "clean" in head else "bold")
+    return text.append(body, style="not bold default")
