@@ -197,6 +197,12 @@ class TestOpen:
         with pytest.raises(ValueError, match=r"5 runs cannot fit the 6 constants"):
             fit(table.select(np.arange(len(table)) < 5))
 
+    @pytest.mark.parametrize("law", ["none", "unrolled"])
+    def test_too_few_runs_for_phi_but_not_for_the_law(self, table, law):
+        result = fit(table.select(np.arange(len(table)) % 24 == 0), law, bootstrap=0)
+        assert len(result.runs) == 5
+        assert result.conventions == result.phi_by_recurrence == ()
+
     def test_few_cells_are_said(self, table):
         result = fit(table.select((table.budgets == 1e18) & (table.recurrence != 2)), bootstrap=20)
         assert "few_cells" in {finding.code for finding in result.findings}

@@ -214,9 +214,9 @@ def fit(
     laws = law_rows(table, {problem.gain.key: optimum})
     conventions: tuple[ConventionRow, ...] = ()
     gains: tuple[GainRow, ...] = ()
-    if not alone and "phi" not in open_:
+    best = next((row.optimum for row in laws if row.key == "power"), None)
+    if best is not None and not alone and "phi" not in open_:
         tell("conventions", 0, 1)
-        best = next(row.optimum for row in laws if row.key == "power")
         # Only the law `power` has the draws that these tables start from.
         power = boot
         if boot is not None and problem.gain.key != "power":
