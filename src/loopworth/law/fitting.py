@@ -20,6 +20,7 @@ from loopworth.law.diagnose import (
 )
 from loopworth.law.fitted import FittedLaw
 from loopworth.law.gain import FloatArray
+from loopworth.law.identify import Identification, identify, identify_findings
 from loopworth.law.intervals import (
     Bootstrap,
     Interval,
@@ -29,6 +30,13 @@ from loopworth.law.intervals import (
     resample_cells,
 )
 from loopworth.law.joint import GAIN, Problem
+from loopworth.law.leaveout import (
+    HeldOutRow,
+    InfluenceTable,
+    held_out,
+    influence,
+    leaveout_findings,
+)
 from loopworth.law.rivals import (
     ConventionRow,
     GainRow,
@@ -89,6 +97,9 @@ class Fit:
     per_recurrence    the plain Chinchilla law of each recurrence
     halves            phi of the lower and of the upper budgets
     residuals         observed minus predicted loss in nats by recurrence; `residual` by run
+    identification    which constants can be read alone, with profile intervals
+    influence         how phi moves without each run and each cell, None for a law without phi
+    held_out          errors on budgets and recurrences that the law was not fitted to
     findings          of the table, its design and the fit
     bootstrap, profile, runs    what figures draw
     """
@@ -108,6 +119,9 @@ class Fit:
     halves: tuple[HalfRow, ...]
     residuals: tuple[ResidualRow, ...]
     residual: FloatArray
+    identification: Identification
+    influence: InfluenceTable | None
+    held_out: tuple[HeldOutRow, ...]
     findings: tuple[Finding, ...]
     options: dict[str, Any]
     runs: RunTable
@@ -155,6 +169,9 @@ class Fit:
                     )
                 ],
             },
+            "identification": self.identification.to_json(),
+            "influence": self.influence.to_json() if self.influence else None,
+            "held_out": [row.to_json() for row in self.held_out],
             "bootstrap": None
             if self.bootstrap is None
             else {
@@ -214,6 +231,7 @@ def fit(
     laws = law_rows(table, {problem.gain.key: optimum})
     conventions: tuple[ConventionRow, ...] = ()
     gains: tuple[GainRow, ...] = ()
+    gain = _estimates(problem, optimum, open_, boot, curve)
     best = next((row.optimum for row in laws if row.key == "power"), None)
     if best is not None and not alone and "phi" not in open_:
         tell("conventions", 0, 1)
@@ -225,9 +243,13 @@ def fit(
         tell("phi by recurrence", 0, 1)
         gains = gain_rows(table, laws, power)
     tell("each recurrence", 0, 1)
+    per_recurrence, halves = recurrence_rows(table), () if alone else half_rows(table)
+    tell("what is left out", 0, 1)
+    identification = identify(problem, optimum.theta, table.cells, open_)
+    moved = None if "phi" in open_ else influence(table, problem, optimum.theta, _error(gain))
+    held = held_out(table, _predictive(law))
     residual = table.val_loss - np.exp(problem.log_prediction(optimum.theta[None])[0])
     fitted = FittedLaw.from_theta(problem.gain, table.recurrence, optimum.theta)
-    gain = _estimates(problem, optimum, open_, boot, curve)
     return Fit(
         law=fitted,
         convention=table.convention,
@@ -243,16 +265,21 @@ def fit(
         laws=laws,
         conventions=conventions,
         phi_by_recurrence=gains,
-        per_recurrence=recurrence_rows(table),
-        halves=() if alone else half_rows(table),
+        per_recurrence=per_recurrence,
+        halves=halves,
         residuals=residual_rows(table.recurrence, residual),
         residual=residual,
+        identification=identification,
+        influence=moved,
+        held_out=held,
         findings=(
             *table.findings,
             *design,
             *fit_findings(problem, optimum, open_),
             *_bootstrap_findings(boot, table),
             *rival_findings(laws),
+            *identify_findings(identification),
+            *leaveout_findings(moved, held, law),
         ),
         options={
             "law": law,
@@ -264,6 +291,17 @@ def fit(
         bootstrap=boot,
         profile=curve,
     )
+
+
+def _error(gain: dict[str, Estimate]) -> float | None:
+    """Return the standard error of phi that its bootstrap interval implies."""
+    phi = gain.get("phi")
+    return None if phi is None or phi.ci95 is None else (phi.ci95[1] - phi.ci95[0]) / 3.92
+
+
+def _predictive(law: str) -> tuple[str, ...]:
+    """The laws whose errors on runs left out are worth knowing beside `law`."""
+    return tuple(dict.fromkeys((law, "power", "bounded")))
 
 
 def _bootstrap(

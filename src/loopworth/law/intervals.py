@@ -63,8 +63,9 @@ def resample_cells(cells: NDArray[np.integer], resamples: int, seed: int) -> Flo
     """
     labels = distinct(cells)
     count = len(labels)
-    draws = np.random.default_rng(seed).multinomial(count, np.full(count, 1 / count), resamples)
-    return draws[:, np.searchsorted(labels, cells)].astype(float)
+    even = np.full(count, 1 / count)
+    draws = np.random.default_rng(seed).multinomial(count, even, resamples).astype(float)
+    return np.asarray(draws[:, np.searchsorted(labels, cells)])
 
 
 def block_bootstrap(
@@ -106,7 +107,8 @@ def _low_gain(problem: Problem, theta: FloatArray) -> FloatArray:
     """Return the best point on all runs where the gain is held at its lowest seed."""
     start = theta.copy()
     start[GAIN:] = problem.gain.seeds[0]
-    return polish(problem, start, fixed=range(GAIN, len(theta))).theta[0]
+    found: FloatArray = polish(problem, start, fixed=range(GAIN, len(theta))).theta[0]
+    return found
 
 
 def _better(one: Solution, two: Solution) -> tuple[Solution, NDArray[np.bool_]]:

@@ -108,6 +108,8 @@ class FitReport:
         rows: dict[str, Sequence[Mapping[str, Any]]] = {
             "laws": laws,
             "residuals": data["residuals"]["runs"],
+            "constants": data["identification"]["constants"],
+            "influence": data["influence"]["runs"] if data["influence"] else [],
         }
         for name in (
             "conventions",
@@ -117,6 +119,7 @@ class FitReport:
             "optimal_exponents",
             "loss_gaps",
             "frontier",
+            "held_out",
             "equivalents",
             "warnings",
         ):

@@ -29,6 +29,7 @@ def fit_page(report: FitReport) -> Group:
         _laws(report.fit),
         _conventions(report.fit),
         _optima(report),
+        _held_out(report.fit),
         _warnings(report.findings),
     )
     return Group(*(part for part in parts if part is not None))
@@ -39,6 +40,14 @@ def _headline(report: FitReport) -> Group:
     fit = report.fit
     levels = join_words(f"{r:g}" for r in sorted(set(fit.runs.recurrence.tolist())))
     text = Text(f"{fit.runs.name}: {len(fit.runs)} runs, r = {levels}\n\n", style="dim")
+    refuted = any(x.code == "phi_depends_on_recurrence" for x in report.findings)
+    if refuted and "phi" in fit.gain:
+        for row in fit.phi_by_recurrence:
+            value = _interval(Estimate(row.phi, row.ci95))
+            text.append(f"  phi({row.recurrence:g}) = {value}\n", style="not dim bold")
+        text.append(
+            "  (a value for each r describes the runs better than one exponent, which is)\n"
+        )
     for name, estimate in fit.gain.items():
         text.append(f"  {name} = {_interval(estimate)}", style="not dim bold")
         text.append(f"{_profile(estimate)}\n")
@@ -190,6 +199,23 @@ def _optima(report: FitReport) -> Group | None:
         )
     note = "iso-FLOP minima; L* above that of r = 1 in mnats, by budget"
     return _section("Measured optima", table, note)
+
+
+def _held_out(fit: Fit) -> Group | None:
+    """Show how far the law misses what it was not fitted to."""
+    rows = [row for row in fit.held_out if row.law == fit.law.key]
+    if not rows:
+        return None
+    table = _table("left out", "from", "fitted", "runs", "bias", "RMSE", "E of that fit", left=2)
+    for row in rows:
+        what = {
+            "rolling": (f"{format_flops(row.left_out)} FLOPs", "smaller budgets"),
+            "budget": (f"{format_flops(row.left_out)} FLOPs", "all other budgets"),
+            "recurrence": (f"r = {row.left_out:g}", "all other r"),
+        }[row.kind]
+        miss = (f"{1e3 * row.bias:+.1f}", f"{1e3 * row.rmse:.1f}", f"{row.E:.2f}")
+        table.add_row(*what, str(row.n_fitted), str(row.n_runs), *miss)
+    return _section("Held out", table, "observed minus predicted, mnats")
 
 
 def _power(exponent: float | None, error: float | None) -> str:

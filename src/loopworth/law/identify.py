@@ -1,0 +1,149 @@
+"""Which constants of a law the runs identify, one by one, and which trade off."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loopworth.findings import Finding, join_words
+from loopworth.law.gain import FloatArray
+from loopworth.law.intervals import profile, sandwich
+from loopworth.law.joint import GAIN, SCALE_PARAMETERS, Problem
+
+TRADE_OFF = 0.9
+"""Constants correlated beyond this move together: neither can be read alone."""
+
+Verdict = Literal["identified", "weak", "open"]
+_PUBLIC = {"a": "A", "b": "B", "e": "E"}
+
+
+@dataclass(frozen=True)
+class Constant:
+    """One constant: its value, profile interval and what it can be read for.
+
+    profile95   where the deviance stays below 3.84; an end is None where it does up to the box
+    relative_se   cluster-robust standard error over the value (of ln A, ln B and ln E: as it is)
+    trades_with   constants whose estimates are correlated with it beyond 0.9
+    verdict       identified; weak: it trades off, or an end of its interval is open; open: refused
+    """
+
+    name: str
+    value: float | None
+    profile95: tuple[float | None, float | None]
+    relative_se: float | None
+    trades_with: tuple[str, ...]
+    verdict: Verdict
+    reason: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        row = asdict(self)
+        return row | {"profile95": list(self.profile95), "trades_with": list(self.trades_with)}
+
+
+@dataclass(frozen=True)
+class Identification:
+    """All constants of a law, and the condition number of the problem.
+
+    `condition` is that of the information matrix scaled to a unit diagonal: the square of how much
+    longer the best known direction is than the worst.
+    """
+
+    condition: float
+    constants: tuple[Constant, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        finite = self.condition if math.isfinite(self.condition) else None
+        return {"condition": finite, "constants": [x.to_json() for x in self.constants]}
+
+
+def identify(
+    problem: Problem, theta: FloatArray, cells: NDArray[np.integer], open_: tuple[str, ...]
+) -> Identification:
+    """Return what these runs say about each constant of theta (p,).
+
+    `open_` are the constants that the design or the Jacobian leaves open (`open_constants`); they
+    get no number.
+
+    >>> from loopworth import load_runs
+    >>> from loopworth.law.rivals import make_problem
+    >>> from loopworth.law.solve import optimise
+    >>> table = load_runs("schwethelm2026")
+    >>> problem = make_problem(table)
+    >>> found = identify(problem, optimise(problem).theta, table.cells, ())
+    >>> [(x.name, x.verdict) for x in found.constants if x.verdict == "identified"]
+    [('phi', 'identified')]
+    """
+    correlation, condition = _correlation(problem, theta)
+    spread = sandwich(problem, theta, cells, np.ones(len(problem)))
+    names = [_PUBLIC.get(name, name) for name in problem.names]
+    constants = []
+    for k, name in enumerate(names):
+        if name in open_:
+            reason = "the runs do not determine it"
+            constants.append(Constant(name, None, (None, None), None, (), "open", reason))
+            continue
+        logarithmic = problem.names[k] in _PUBLIC
+        low, high = profile(problem, theta, problem.names[k], cells).interval
+        ends = (_raised(low), _raised(high)) if logarithmic else (low, high)
+        value = math.exp(theta[k]) if logarithmic else float(theta[k])
+        error = float(spread.standard_error[k])
+        relative = error if logarithmic else error / max(abs(value), 1e-300)
+        trades = tuple(
+            names[m]
+            for m in range(len(names))
+            if m != k and names[m] not in open_ and abs(correlation[k, m]) > TRADE_OFF
+        )
+        verdict, reason = _verdict(ends, trades)
+        constants.append(Constant(name, value, ends, relative, trades, verdict, reason))
+    return Identification(condition, tuple(constants))
+
+
+def _raised(end: float | None) -> float | None:
+    return None if end is None else math.exp(end)
+
+
+def _verdict(
+    ends: tuple[float | None, float | None], trades: tuple[str, ...]
+) -> tuple[Verdict, str]:
+    if None in ends:
+        return "weak", "its profile stays flat up to the edge of the box"
+    if trades:
+        return "weak", f"it trades off against {join_words(trades)}"
+    return "identified", ""
+
+
+def _correlation(problem: Problem, theta: FloatArray) -> tuple[FloatArray, float]:
+    """Return the correlation of the estimates (p, p) and the scaled condition number."""
+    jacobian = problem.jacobian(theta[None])[0]
+    length = np.sqrt((jacobian**2).sum(axis=1))
+    scaled = jacobian / np.where(length > 0, length, 1.0)[:, None]
+    values, vectors = np.linalg.eigh(scaled @ scaled.T)
+    usable = values > 1e-13 * values.max()
+    inverse = (vectors[:, usable] / values[usable]) @ vectors[:, usable].T
+    root = np.sqrt(np.maximum(np.diag(inverse), 1e-300))
+    condition = float(values.max() / values.min()) if usable.all() else math.inf
+    return inverse / root[:, None] / root[None, :], condition
+
+
+def identify_findings(found: Identification) -> Iterator[Finding]:
+    """Yield the constants that may not be read alone."""
+    scale = {_PUBLIC.get(name, name) for name in SCALE_PARAMETERS}
+    weak = [x for x in found.constants if x.verdict == "weak"]
+    if weak:
+        fine = [x.name for x in found.constants if x.verdict == "identified"]
+        kept = f" {join_words(fine)} can be read alone." if fine else ""
+        yield Finding(
+            "weak_constants",
+            "warning" if any(x.name not in scale for x in weak) else "note",
+            f"{join_words(x.name for x in weak)} cannot be read alone: "
+            + "; ".join(f"{x.name}: {x.reason}" for x in weak[:GAIN])
+            + f".{kept}",
+            remedy="Compare predictions, not these constants; more budgets separate them.",
+        )

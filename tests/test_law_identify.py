@@ -1,0 +1,70 @@
+"""Which constants can be read alone, on designs where the answer is known."""
+
+import numpy as np
+import pytest
+
+from loopworth import fit, load_runs
+from loopworth.law.identify import identify, identify_findings
+from loopworth.law.intervals import profile
+from loopworth.law.rivals import make_problem
+from loopworth.law.solve import optimise
+
+TABLE = load_runs("schwethelm2026")
+PROBLEM = make_problem(TABLE)
+THETA = optimise(PROBLEM).theta
+
+
+@pytest.fixture(scope="module")
+def found():
+    return identify(PROBLEM, THETA, TABLE.cells, ())
+
+
+def test_phi_is_identified_where_a_is_not(found):
+    verdicts = {x.name: x.verdict for x in found.constants}
+    assert verdicts["phi"] == "identified"
+    assert verdicts["A"] == verdicts["alpha"] == verdicts["B"] == verdicts["beta"] == "weak"
+    (finding,) = identify_findings(found)
+    assert "phi can be read alone" in finding.message
+    assert finding.severity == "note"
+
+
+def test_trade_offs_are_mutual_and_named(found):
+    by_name = {x.name: x for x in found.constants}
+    for constant in found.constants:
+        for other in constant.trades_with:
+            assert constant.name in by_name[other].trades_with
+    assert "alpha" in by_name["A"].trades_with
+
+
+def test_profiles_hold_the_value_and_amplitudes_are_not_logs(found):
+    for constant in found.constants:
+        low, high = constant.profile95
+        assert low < constant.value < high
+    b = next(x for x in found.constants if x.name == "B")
+    low, high = profile(PROBLEM, THETA, "b", TABLE.cells).interval
+    assert np.log(b.profile95) == pytest.approx([low, high])
+
+
+def test_correlations_and_condition_against_plain_linear_algebra(found):
+    jacobian = PROBLEM.jacobian(THETA[None])[0]
+    unit = jacobian / np.linalg.norm(jacobian, axis=1, keepdims=True)
+    assert found.condition == pytest.approx(np.linalg.cond(unit @ unit.T), rel=1e-4)
+    covariance = np.linalg.inv(jacobian @ jacobian.T)
+    sd = np.sqrt(np.diag(covariance))
+    assert abs(covariance[0, 1] / sd[0] / sd[1]) > 0.95  # A and alpha
+
+
+def test_an_open_constant_gets_no_number():
+    names = ("n_once", "n_rec", "recurrence", "val_loss")
+    columns = {name: getattr(TABLE, name) for name in names}
+    result = fit(load_runs(columns | {"tokens": np.full(len(TABLE), 1e9)}), bootstrap=0)
+    verdicts = {x.name: x for x in result.identification.constants}
+    for name in ("B", "beta", "E"):
+        assert verdicts[name].verdict == "open"
+        assert verdicts[name].value is None
+    assert verdicts["phi"].verdict == "identified"
+
+
+def test_one_recurrence_has_the_constants_of_chinchilla_only():
+    result = fit(TABLE.select(TABLE.recurrence == 1), bootstrap=0)
+    assert [x.name for x in result.identification.constants] == ["A", "alpha", "B", "beta", "E"]
