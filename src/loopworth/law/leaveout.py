@@ -26,6 +26,7 @@ INFLUENTIAL = 0.25
 """A run that moves phi by more than this share of its standard error is named."""
 
 _FEWEST_BUDGETS = 3  # to fit before the next one is predicted
+_MOST_BUDGETS = 8  # left out in turn; a table with more of them is sampled evenly
 _SHOWN = 5
 
 
@@ -182,11 +183,10 @@ def held_out(runs: RunTable, laws: Sequence[str] = ("power", "bounded")) -> tupl
     budgets = [b for b in distinct(runs.budgets).tolist() if math.isfinite(b)]
     levels = distinct(runs.recurrence).tolist()
     parts: list[tuple[str, float, NDArray[np.bool_], NDArray[np.bool_]]] = []
-    parts += [
-        ("rolling", b, runs.budgets < b, runs.budgets == b) for b in budgets[_FEWEST_BUDGETS:]
-    ]
+    chosen = _evenly(budgets[_FEWEST_BUDGETS:])
+    parts += [("rolling", b, runs.budgets < b, runs.budgets == b) for b in chosen]
     if len(budgets) > _FEWEST_BUDGETS:
-        parts += [("budget", b, runs.budgets != b, runs.budgets == b) for b in budgets]
+        parts += [("budget", b, runs.budgets != b, runs.budgets == b) for b in _evenly(budgets)]
     if len(levels) > 2:
         parts += [
             ("recurrence", r, runs.recurrence != r, runs.recurrence == r) for r in levels if r > 1
@@ -198,6 +198,14 @@ def held_out(runs: RunTable, laws: Sequence[str] = ("power", "bounded")) -> tupl
             if row is not None:
                 rows.append(row)
     return tuple(rows)
+
+
+def _evenly(budgets: Sequence[float]) -> list[float]:
+    """Return all budgets, or as many as are affordable from the smallest to the largest."""
+    if len(budgets) <= _MOST_BUDGETS:
+        return list(budgets)
+    places = np.linspace(0, len(budgets) - 1, _MOST_BUDGETS).round().astype(int)
+    return [budgets[place] for place in places]
 
 
 def _predict_held_out(

@@ -26,6 +26,7 @@ _MAX_STEPS = 400
 _FIRST_DAMPING, _EASE, _BRAKE = 0.3, 0.5, 8.0
 _TOLERANCE = 1e-12  # predicted decrease over the objective at which a problem is solved
 _FLOOR = 1e-12  # log residual that counts as zero: noiseless tables must end as well
+_PATIENCE = 25  # steps after which a problem that has gained nothing is taken as solved
 _AGREE = 1e-7  # relative distance of objectives that are the same optimum
 _ALPHA_SEEDS = (0.1, 0.2, 0.35, 0.6)
 _BETA_SEEDS = (0.2, 0.35, 0.5, 0.8)
@@ -90,6 +91,7 @@ class _Newton:
         self.gradient = np.zeros((rows, size))
         self.hessian, self.majorant = np.zeros((2, rows, size, size))
         self.damping = np.full(rows, _FIRST_DAMPING)
+        self.before = np.full(rows, np.inf)  # the objective when patience was last counted
         self.converged = np.zeros(rows, dtype=bool)
         self.steps = np.zeros(rows, dtype=np.intp)
         self.floor = weights.sum(axis=1) * _FLOOR**2
@@ -111,11 +113,20 @@ class _Newton:
             small = predicted <= _TOLERANCE * self.objective[active] + self.floor[active]
             settled = (self.damping[active] < _FIRST_DAMPING) | ~better
             done = small & settled & (self.steps[active] > 1)
+            done |= self._stalled(active)
             self.converged[active[done]] = True
             ended = done | (self.steps[active] > _MAX_STEPS)
             active = active[~ended]
             if on_progress is not None:
                 on_progress(int(ended.sum()))
+
+    def _stalled(self, active: NDArray[np.intp]) -> NDArray[np.bool_]:
+        """Tell the problems that wander along a flat valley: their runs leave a constant open."""
+        counted = self.steps[active] % _PATIENCE == 0
+        now = self.objective[active]
+        stalled = counted & (now >= self.before[active] * (1.0 - 0.01 * _AGREE))
+        self.before[active[counted]] = now[counted]
+        return np.asarray(stalled)
 
     def _step(self, active: NDArray[np.intp]) -> tuple[FloatArray, FloatArray]:
         """Return the damped Newton step (m, p) and the decrease it predicts (m,)."""
