@@ -532,7 +532,7 @@ class TestRefusals:
 
     def test_laws_that_differ(self) -> None:
         fitted = fit(HYPER, "log", bootstrap=0)
-        with pytest.raises(ValueError, match="'log'.*'power'"):
+        with pytest.raises(ValueError, match=r"'log'.*'power'"):
             compare(BASE, fitted, bootstrap=0)
         found = compare(BASE, fitted, law="log", bootstrap=0)
         assert set(found.methods[0].delta) == {"k"}

@@ -19,6 +19,8 @@ from loopworth.law.solve import Optimum, optimise, polish
 from loopworth.runs import RunTable
 from loopworth.table.values import distinct
 
+_MOST_DIGITS = 4
+
 
 @dataclass(frozen=True)
 class Difference:
@@ -50,6 +52,10 @@ class Difference:
         # estimate gets, since the sign of a difference is what is asked.
         spread = (high - low) / 3.92
         digits = 0 if spread <= 0 else max(math.ceil(-math.log10(spread / 2)), 0)
+        # An end beside 0 keeps its sign.
+        nearest = min(abs(low), abs(high))
+        while 0 < nearest < 0.5 * 10.0**-digits and digits < _MOST_DIGITS:
+            digits += 1
         value, left, right = (
             f"{round(x, digits) + 0.0:+.{digits}f}" for x in (self.estimate, low, high)
         )
