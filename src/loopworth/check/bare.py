@@ -49,9 +49,9 @@ def read_bare(raw: RawTable, refusal: RefusedTable) -> tuple[RawTable, list[Find
 
 def _reruns(values: list[Any]) -> list[str]:
     """Turn a column that says whether a row is a rerun into what tells the runs apart."""
-    first = {"false", "0", "0.0", "no", "none", "nan", ""}
-    return ["first run" if str(value).strip().lower() in first else "rerun" if str(value).strip().lower() in ("true", "yes") else f"rerun {value}"
-            for value in values]  # fmt: skip
+    names = dict.fromkeys(("false", "0", "0.0", "no", "none", "nan", ""), "first run")
+    names |= dict.fromkeys(("true", "yes"), "rerun")
+    return [names.get(str(value).strip().lower(), f"rerun {value}") for value in values]
 
 
 def _loss(

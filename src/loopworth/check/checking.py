@@ -23,8 +23,8 @@ from loopworth.check.identity import (
 from loopworth.check.outliers import by_method, judge, outlier_findings
 from loopworth.check.reference import FEWEST_RUNS
 from loopworth.check.report import KINDS, CheckReport, SeedNoise, in_order, sort_kinds
+from loopworth.check.valleys import valley_findings
 from loopworth.findings import Finding, RefusedTable
-from loopworth.isoflop import isoflop_findings, isoflop_minima
 from loopworth.ledger import Convention
 from loopworth.runs import RunTable, assemble, open_source
 from loopworth.table.columns import match_columns
@@ -40,6 +40,8 @@ _DEFAULT = Convention()
 _REFUSING = ("fixed_unique_parameters", "tokens_proportional_to_parameters")
 _FLOPS = ("budget_flops", "train_flops_per_token")
 _TRIES = 4
+_THIN = 0.8
+_TOO_THIN = "more than a fifth of the rows cannot be used yet"
 
 
 def check(source: Any, *, convention: Convention = _DEFAULT) -> CheckReport:
@@ -180,7 +182,8 @@ class _Desk:
         same_run = rows_of(
             [*checkpoints, *found], "checkpoints_suspected", "checkpoints_of_one_run"
         )
-        self.findings += budget_findings(self.draft, places, same_run)
+        if not rows_of(self.findings, "unit_suspected"):
+            self.findings += budget_findings(self.draft, places, same_run)
         return assemble(self.raw, self.draft, self.keep, []) if len(places) else None
 
     def runs(self, table: RunTable) -> None:
@@ -196,22 +199,46 @@ class _Desk:
             list(rows_of(self.findings, "checkpoints_suspected", "checkpoints_of_one_run",
                          "replicates_disagree")),
         )  # fmt: skip
-        self.findings += mixture_findings(table, self._outliers(table, explained))
+        local = self._outliers(table, explained)
+        self.findings += mixture_findings(table, local)
         if not is_grid(table):
             why = "no cells of several runs at one known budget and recurrence"
             self.not_checked |= {"grid": why, "valleys": why}
             return
-        self.findings += grid_findings(table)
+        self.findings += grid_findings(table, self._withheld())
+        if local is None:
+            self.not_checked |= {"valleys": self.not_checked["tuning"]}
+            return
+        disagree = rows_of(self.findings, "budget_disagrees")
         off = rows_of(self.findings, "diverged_runs", "under_tuned", "below_the_law")
-        sound = table.select(~explained & ~np.isin(table.rows, list(off)))
-        # A minimum beyond the measured widths is a gap of the design, not a fault of a row.
-        self.findings += [
-            replace(each, severity="note") if each.code == "isoflop_edge" else each
-            for each in isoflop_findings(sound, isoflop_minima(sound))
-        ]
+        off |= disagree if 2 * len(disagree) < len(table) else set()
+        noise = float(np.sort(np.abs(local * table.val_loss))[len(table) // 2])
+        self.findings += valley_findings(
+            table, explained, np.isin(table.rows, list(off)), 1.5 * noise
+        )
+
+    def _withheld(self) -> list[tuple[float, float]]:
+        """Return budget and recurrence of the rows that were run, but are in another unit."""
+        rows = rows_of(self.findings, "mixed_units", "loss_mixed_units")
+        places = np.flatnonzero(~self.keep & np.isin(self.draft.rows, list(rows)))
+        numbers = self.draft.numbers
+        return list(
+            zip(
+                numbers["budget_flops"][places].tolist(),
+                numbers["recurrence"][places].tolist(),
+                strict=True,
+            )
+        )
+
+    def _thin(self) -> bool:
+        """Tell whether so many rows are out that good ones would be blamed for the holes."""
+        return bool(self.keep.mean() < _THIN)
 
     def _outliers(self, table: RunTable, explained: NDArray[np.bool_]) -> Floats | None:
         """Judge the runs of each method; return local residuals, None where too few for a law."""
+        if self._thin():
+            self.not_checked |= {"tuning": _TOO_THIN}
+            return None
         local = np.zeros(len(table))
         done = np.zeros(len(table), dtype=bool)
         for mask in by_method(table, methods_of(table)):

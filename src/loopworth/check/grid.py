@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from loopworth.findings import Finding, join_words, name_rows
 from loopworth.quantities import format_flops
 from loopworth.runs import RunTable
+from loopworth.table.blocks import SAME_BUDGET
 from loopworth.table.values import distinct
 
 _MEANT_FULL = 0.6  # share of cells from which on a grid was meant to be full
@@ -24,8 +27,10 @@ def is_grid(table: RunTable) -> bool:
     return bool(known.all()) and len(table) >= _FEWEST_A_CELL * len(cells)
 
 
-def grid_findings(table: RunTable) -> list[Finding]:
+def grid_findings(table: RunTable, withheld: Iterable[tuple[float, float]] = ()) -> list[Finding]:
     """Name the cells without a run; a grid with many holes was not meant to be full.
+
+    `withheld` are (budget, recurrence) of runs that the table lacks although they were run.
 
     >>> from loopworth.runs import load_runs
     >>> runs = load_runs("schwethelm2026")
@@ -35,6 +40,9 @@ def grid_findings(table: RunTable) -> list[Finding]:
     """
     budgets, levels = distinct(table.budgets).tolist(), distinct(table.recurrence).tolist()
     present = {*zip(table.budgets.tolist(), table.recurrence.tolist(), strict=True)}
+    present |= {
+        (near, r) for c, r in withheld for near in budgets if max(c / near, near / c) < SAME_BUDGET
+    }
     findings = []
     bare = [c for c in budgets if 1.0 in levels and (c, 1.0) not in present]
     if bare:

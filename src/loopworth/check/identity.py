@@ -13,12 +13,14 @@ from loopworth.check.report import SeedNoise
 from loopworth.findings import Finding, join_words, name_rows
 from loopworth.runs import RunTable
 from loopworth.table.draft import Draft
-from loopworth.table.values import Floats
+from loopworth.table.values import Floats, distinct
 
 Places = NDArray[np.int64]
 
 _OTHER_TOKENS = 1.01  # tokens of two checkpoints differ by more than the rounding to steps
 _EVEN = 0.02
+_FEWEST_EVEN = 4
+_INTERVALS = 50
 _TOO_DIFFERENT = 0.02  # log loss between reruns, 20 times the usual seed noise
 _SHIFT_ERRORS = 5.0
 _SHIFT_FLOOR = 2e-3  # of log loss: 6 mnats
@@ -39,17 +41,19 @@ def checkpoint_findings(draft: Draft, places: Places) -> list[Finding]:
         given = group[np.isfinite(budget[group]) & ~draft.derived_tokens[group]]
         if len(given) < 2 or _told_apart(draft, given):
             continue
-        if tokens[given].max() > _OTHER_TOKENS * tokens[given].min():
+        given = given[~_wrong_budget(tokens[given], float(budget[given[0]]), budget[places])]
+        if len(given) > 1 and tokens[given].max() > _OTHER_TOKENS * tokens[given].min():
             sure.append(given.tolist())
     known = {place for group in sure for place in group}
     left = places[np.isfinite(steps[places]) & ~np.isin(places, list(known))]
     for group in _groups(left, lambda p: _configuration(draft, p)):
-        different = sorted(set(steps[group].tolist()))
-        if len(different) < 2 or _told_apart(draft, group):
+        if len(set(steps[group].tolist())) < 2 or _told_apart(draft, group):
             continue
-        gaps = np.diff(different)
-        even = len(different) > 2 and gaps.max() - gaps.min() <= _EVEN * gaps.max()
-        (sure if even else maybe).append(group.tolist())
+        even = _even_steps(steps[group])
+        if len(even) >= _FEWEST_EVEN:
+            sure.append(group[even].tolist())
+        else:
+            maybe.append(group.tolist())
     findings = []
     if sure:
         rows = draft.name(sorted(place for group in sure for place in group))
@@ -72,6 +76,41 @@ def checkpoint_findings(draft: Draft, places: Places) -> list[Finding]:
         remedy = "Add a run_id column."
         findings.append(Finding("checkpoints_possible", "note", message, rows, remedy))
     return findings
+
+
+def _wrong_budget(tokens: Floats, budget: float, budgets: Floats) -> NDArray[np.bool_]:
+    """Tell which rows of one budget have exactly the tokens of another budget of the table."""
+    others = budgets[np.isfinite(budgets)]
+    others = distinct(others[np.abs(others / budget - 1) > 2 * _EVEN]) / budget
+    share = (tokens / tokens.max())[:, None]
+    return np.asarray((np.abs(share / others - 1) < _OTHER_TOKENS - 1).any(axis=1))
+
+
+def _even_steps(steps: Floats) -> list[int]:
+    """Return the places of the longest series of steps at 1, 2, 3, ... times one interval.
+
+    Runs of their own stand at the geometric steps of a grid of budgets, checkpoints at every so
+    many steps.
+
+    >>> _even_steps(np.array([100.0, 430.0, 200.0, 300.0, 400.0, 900.0]))
+    [0, 2, 3, 4]
+    """
+    best: list[int] = []
+    for interval in sorted(steps[steps > 0].tolist())[:_INTERVALS]:
+        multiple = steps / interval
+        whole = np.round(multiple)
+        fits = (np.abs(multiple - whole) <= _EVEN) & (whole >= 1)
+        run = [int(np.flatnonzero(fits & (whole == k))[0]) for k in _counting(whole[fits])]
+        if len(run) > len(best):
+            best = run
+    return best
+
+
+def _counting(multiples: Floats) -> list[int]:
+    """Return 1, 2, 3, ... as far as all of them occur."""
+    present = set(multiples.astype(int).tolist())
+    last = next(k for k in range(1, len(present) + 2) if k not in present)
+    return list(range(1, last))
 
 
 def _groups(places: Places, key: Callable[[int], object]) -> Iterator[Places]:
@@ -99,8 +138,9 @@ def _label(draft: Draft, name: str, place: int) -> str | None:
 
 
 def _told_apart(draft: Draft, group: Places) -> bool:
+    """Tell whether run_id says of all rows that they are one run, or that each is its own."""
     names = [_label(draft, "run_id", place) for place in group.tolist()]
-    return None not in names and len(set(names)) == len(names)
+    return None not in names and len(set(names)) in (1, len(names))
 
 
 def _name(draft: Draft, groups: Sequence[list[int]]) -> str:
@@ -238,7 +278,8 @@ def _shift(
     table: RunTable, labels: Sequence[str | None], words: str, local: Floats
 ) -> Iterator[Finding]:
     """Yield labels whose runs lie above or below the others of their cells."""
-    for label in sorted({each for each in labels if each is not None}):
+    counts = Counter(each for each in labels if each is not None)
+    for label, _ in reversed(counts.most_common()):  # the rare one is the odd one
         one = np.array([each == label for each in labels])
         if min(one.sum(), (~one).sum()) < _FEWEST_A_LABEL:
             continue

@@ -24,6 +24,7 @@ from loopworth.table.values import Floats, middle
 Places = NDArray[np.int64]
 
 _PERPLEXITY = math.log(2.2)  # a loss so far above what is known is none; dense laws agree to 40 %
+_MIXED = math.log(1.6)  # a tenth of the losses below that are nats, not perplexity
 _BELOW = -0.75
 _TRAINED = (5e6, 5e7)  # parameters and tokens from which the known law is any guide
 _USUAL = (-0.6, 0.45)  # log of loss over what is known, for losses in nats
@@ -57,7 +58,8 @@ def whole_column(draft: Draft, places: Places) -> list[Finding]:
     usual = middle(np.log(observed / known))
     rows = draft.name(places)
     evidence = {"median": round(middle(observed), 4), "over_known_law": round(math.exp(usual), 3)}
-    if usual > _PERPLEXITY and np.mean(observed > 1.5) > 0.9:
+    lowest = float(np.sort(observed / known)[len(observed) // 10])
+    if usual > _PERPLEXITY and math.log(lowest) > _MIXED:
         logs = np.log(observed)
         if _USUAL[0] < middle(np.log(np.maximum(logs, 1e-3) / known)) < _USUAL[1]:
             loss[places] = np.log(np.maximum(loss[places], 1.0 + 1e-9))
@@ -142,7 +144,8 @@ def _loss_units(
         (
             off & (residual > 0) & (np.abs(as_log) < close),
             "perplexity",
-            "perplexity: its natural logarithm is what the law of the other rows predicts",
+            "perplexity: its natural logarithm is what the law of the other rows predicts (or the "
+            "run diverged to just that)",
             "Take the natural logarithm of these losses.",
         ),
         (

@@ -20,7 +20,9 @@ DIVERGED = 0.15
 
 # Thresholds in log loss, each with a floor for tables with next to no noise. On the four built-in
 # studies the largest local residual is 3.9 scales and 0.0064, that of a cell 6.3 scales and 0.007.
-_LOCAL_SCALES, _LOCAL_FLOOR = 7.0, 0.009
+_LOCAL_SCALES, _LOCAL_FLOOR = 7.0, 0.012
+_WELL_KNOWN = 80  # rows below which the floor rises: a thin table misses its own law by more
+_RISE = 0.75
 _RAW_SCALES, _RAW_FLOOR = 7.0, 0.02
 _CELL_SCALES, _CELL_FLOOR = 7.0, 0.015
 _SMALLEST_CELL = 3
@@ -62,11 +64,15 @@ def outlier_findings(table: RunTable, reference: Reference, explained: Mask) -> 
     cells = method_cells(table)
     local, scale = local_residuals(reference, cells, table.budgets)
     raw = reference.log_residual - middle(reference.log_residual)
-    near = max(_LOCAL_SCALES * scale, _LOCAL_FLOOR)
-    far = max(_RAW_SCALES * reference.scale, _RAW_FLOOR)
+    floor = _LOCAL_FLOOR * max(1.0, _WELL_KNOWN / len(table)) ** _RISE
+    near = max(_LOCAL_SCALES * scale, floor)
+    far = max(_RAW_SCALES * reference.scale, _RAW_FLOOR, 1.25 * floor)
     # A cell that lies off as a whole is one finding, not one for each of its rows.
-    moved = _moved_cells(cells, raw, explained)
+    moved = _moved_cells(cells, raw, explained | (raw > DIVERGED))
     whole = np.isin(cells, list(moved))
+    for cell in moved:
+        members = cells == cell
+        local[members] = raw[members] - _median(raw[members])
     above = ((local > near) & (raw > near / 2)) | ((raw > far) & ~whole)
     below = ((local < -near) & (raw < -near / 2)) | ((raw < -far) & ~whole)
     diverged = above & (raw > DIVERGED)
@@ -118,18 +124,24 @@ def _rows(
 
 
 def _moved_cells(cells: NDArray[np.int64], raw: Floats, explained: Mask) -> dict[int, float]:
-    """Return the cells that lie off the law as a whole, with their median log residual."""
+    """Return the cells of which every run lies off the law, with their median log residual."""
     medians: dict[int, float] = {}
+    nearest: dict[int, float] = {}
     for cell in distinct(cells).tolist():
         members = (cells == cell) & ~explained
         if members.sum() >= _SMALLEST_CELL:
             medians[cell] = _median(raw[members])
+            nearest[cell] = float((np.sign(medians[cell]) * raw[members]).min())
     if len(medians) < _FEWEST_CELLS:
         return {}
     values = np.array(list(medians.values()))
     centre = _median(values)
     limit = max(_CELL_SCALES * 1.4826 * middle(np.abs(values - centre)), _CELL_FLOOR)
-    return {cell: value - centre for cell, value in medians.items() if abs(value - centre) > limit}
+    return {
+        cell: value - centre
+        for cell, value in medians.items()
+        if abs(value - centre) > limit and nearest[cell] > max(limit, abs(value)) / 3
+    }
 
 
 def _cells(table: RunTable, cells: NDArray[np.int64], moved: dict[int, float]) -> list[Finding]:

@@ -25,6 +25,7 @@ _USUAL_RATIO = (0.3, 1500.0)  # tokens per parameter of runs that anyone would t
 _ODD_RATIO = (0.2, 4000.0)  # of a whole column, which has no other rows to be held against
 _USUAL_FLOPS = (0.3, 20.0)  # budget over 6 N_unrolled D: attention and the head make it above 1
 _LOSS_AGREES = 0.5
+_REACH = 4.0  # how far beyond the other rows a corrected value may lie
 _TINY_SHARE = 1e-3
 _GUESSING = 10.4  # ln of the usual vocabularies: no loss is expected above it
 
@@ -109,7 +110,8 @@ def _explain(draft: Draft, place: int, main: Places) -> tuple[str, float] | None
         moved = (size, value) if few else (value, seen)
         then = abs(math.log(loss[place] / _expected(*moved)) - usual)
         fits = ratios.min() / 3 <= moved[1] / moved[0] <= 3 * ratios.max()
-        if fits and others.min() / 2 <= value <= 2 * others.max() and then < min(now, _LOSS_AGREES):
+        inside = others.min() / _REACH <= value <= _REACH * others.max()
+        if fits and inside and then < min(now, _LOSS_AGREES):
             return column, factor
     return None
 

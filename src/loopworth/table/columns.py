@@ -171,6 +171,7 @@ _NAMES = _aliases()
 
 
 def registry_name(found: str) -> str | None:
+    """Return the column of the registry that a name stands for, None where there is none."""
     if re.sub(r"^config[./:]", "", found.strip()) == "D":
         return "tokens"  # the one alias that case decides: d is a width to many
     return _NAMES.get(plain_name(found))
@@ -216,7 +217,9 @@ def _require(names: set[str], raw: RawTable) -> None:
 
 
 def _hints(missing: Sequence[str], raw: RawTable, taken: set[str]) -> str:
-    unused = {plain_name(found): found for found in raw.columns if registry_name(found) not in taken}
+    unused = {
+        plain_name(found): found for found in raw.columns if registry_name(found) not in taken
+    }
     unclear = [(found, _UNCLEAR[plain]) for plain, found in unused.items() if plain in _UNCLEAR]
     unclear.sort(key=lambda pair: pair[1] not in (_PERPLEXITY, _BITS))  # the unit comes first
     hints = [f" {found} {why}." for found, why in unclear]

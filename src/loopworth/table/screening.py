@@ -30,6 +30,7 @@ _PHRASES = {
     "recurrence_below_one": "recurrence must be 1 or more (it is {what})",
     "invalid_architecture": "{where} is not possible: {what}",
 }
+_CORRECT = "Correct the value, or leave the row out."
 _REMEDIES = {
     "recurrence_below_one": "Count executions: a model without a loop has recurrence 1.",
 }
@@ -88,7 +89,7 @@ def _unusable(draft: Draft) -> list[Finding]:
         examples = list(dict.fromkeys(trouble.what for trouble in troubles))
         shown = ", ".join(examples[:3]) + (", ..." if len(examples) > 3 else "")
         reason = _PHRASES[kind].format(where=where, what=shown)
-        findings.append(_aside(kind, rows, reason, _REMEDIES.get(kind, "")))
+        findings.append(_aside(kind, rows, reason, _REMEDIES.get(kind, _CORRECT)))
     return findings
 
 
