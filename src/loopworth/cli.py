@@ -215,6 +215,12 @@ def check(ctx: click.Context, runs: str, injection: Any, as_json: bool) -> None:
 @click.option(
     "--seed", type=click.IntRange(min=0), default=0, metavar="N", help="Of the resamples [0]."
 )
+@click.option(
+    "--against",
+    "against_law",
+    metavar="LAW",
+    help="Hold another law against the runs: 'published', a fit.json, or constants as JSON.",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 @click.option(
     "--out",
@@ -224,8 +230,8 @@ def check(ctx: click.Context, runs: str, injection: Any, as_json: bool) -> None:
 )
 @click.option("-q", "--quiet", is_flag=True, help="No progress on stderr.")
 def fit(
-    runs: str, law: str, injection: Any, bootstrap: int, seed: int, as_json: bool,
-    out: Path | None, quiet: bool,
+    runs: str, law: str, injection: Any, bootstrap: int, seed: int, against_law: str | None,
+    as_json: bool, out: Path | None, quiet: bool,
 ) -> None:  # fmt: skip
     """Fit the recurrence-equivalence law to training runs.
 
@@ -242,6 +248,7 @@ def fit(
       loopworth fit
       loopworth fit my_runs.csv --out report
       loopworth fit schwethelm2026:hyperconnections --law free
+      loopworth fit my_runs.csv --against published
       loopworth fit - --json --bootstrap 0 < my_runs.csv
     """
     from loopworth.law import fit as fit_law
@@ -255,7 +262,7 @@ def fit(
     table = load_runs(runs, convention=Convention(injection))
     with progress(quiet) as tell:
         result = fit_law(table, law, bootstrap=bootstrap, seed=seed, on_progress=tell)
-        report = FitReport.of(result)
+        report = FitReport.of(result, against_law)
         if out is not None:
             from loopworth.report.folder import write_folder
 

@@ -23,6 +23,7 @@ from loopworth.allocate import (
     frontier_findings,
     minima_findings,
 )
+from loopworth.check import check
 from loopworth.findings import Finding
 from loopworth.isoflop import (
     IsoflopMinimum,
@@ -34,6 +35,14 @@ from loopworth.isoflop import (
     optimal_exponents,
 )
 from loopworth.law import Fit
+from loopworth.law.extrapolate import (
+    Against,
+    Prediction,
+    against,
+    extrapolate,
+    extrapolation_findings,
+    published_points,
+)
 from loopworth.law.joint import GAIN
 
 _SEVERITIES = ("error", "warning", "note")
@@ -55,25 +64,30 @@ class FitReport:
     gaps: tuple[LossGap, ...]
     frontier: tuple[FrontierPoint, ...]
     equivalents: tuple[Equivalent, ...]
+    extrapolation: tuple[Prediction, ...]
+    against: Against | None
     findings: tuple[Finding, ...]
 
     @classmethod
-    def of(cls, fit: Fit) -> FitReport:
+    def of(cls, fit: Fit, against_law: str | None = None) -> FitReport:
         """Derive everything that follows from a fit; takes some 30 ms on the built-in table.
 
         A law with constants that the runs leave open predicts only where it was measured, so it
-        has no frontier and no equivalents.
+        has no frontier and no equivalents. `against_law` is a law from elsewhere (`read_law`).
         """
         minima = isoflop_minima(fit.runs)
         known = families(fit.runs)
         whole = None not in fit.parameters.values() and (fit.gain or fit.law.key != "power")
         points = frontier(fit.law, known) if whole else ()
+        outside = published_points(fit.convention) if whole and _has_published_points(fit) else ()
+        predictions = extrapolate(fit, outside)
         findings = (
             *fit.findings,
             *isoflop_findings(fit.runs, minima),
             *family_findings(fit.runs),
             *(frontier_findings(points, known) if whole else ()),
             *minima_findings(points, minima),
+            *extrapolation_findings(predictions, outside),
         )
         return cls(
             fit,
@@ -82,7 +96,9 @@ class FitReport:
             loss_gaps(minima),
             points,
             equivalents(fit.law, known) if whole else (),
-            tuple(sorted(findings, key=lambda x: _SEVERITIES.index(x.severity))),
+            predictions,
+            against(against_law, fit.runs) if against_law else None,
+            tuple(sorted(_checked(fit, findings), key=lambda x: _SEVERITIES.index(x.severity))),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -93,6 +109,8 @@ class FitReport:
             "loss_gaps": [x.to_json() for x in self.gaps],
             "frontier": [x.to_json() for x in self.frontier],
             "equivalents": [x.to_json() for x in self.equivalents],
+            "extrapolation": [x.to_json() for x in self.extrapolation],
+            "against": self.against.to_json() if self.against else None,
             "warnings": [x.to_json() for x in self.findings],
         }
 
@@ -120,6 +138,7 @@ class FitReport:
             "loss_gaps",
             "frontier",
             "held_out",
+            "extrapolation",
             "equivalents",
             "warnings",
         ):
@@ -128,6 +147,19 @@ class FitReport:
             names, draws = self.fit.law.gain.parameters, self.fit.bootstrap.theta[:, GAIN:]
             rows["bootstrap"] = [dict(zip(names, x, strict=True)) for x in draws.tolist()]
         return {name: _csv(part) for name, part in rows.items() if part}
+
+
+def _has_published_points(fit: Fit) -> bool:
+    """Tell whether the paper measured beyond the grid of these runs: with its plain method only."""
+    return fit.runs.citation is not None and set(fit.runs.study) == {"baseline"}
+
+
+def _checked(fit: Fit, found: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Return the findings with what a check of the table adds to them, notes left out."""
+    own = tuple(found)
+    known = {finding.code for finding in own}
+    seen = check(fit.runs).findings
+    return (*own, *(x for x in seen if x.severity != "note" and x.code not in known))
 
 
 def _csv(rows: Iterable[Mapping[str, Any]]) -> str:

@@ -14,6 +14,7 @@ from rich.text import Text
 from loopworth.allocate import Equivalent
 from loopworth.findings import Finding, join_words, name_rows
 from loopworth.law import Estimate, Fit
+from loopworth.law.extrapolate import Against
 from loopworth.quantities import format_count, format_flops, format_interval, format_quantity
 from loopworth.report.fit_report import FitReport
 
@@ -30,6 +31,8 @@ def fit_page(report: FitReport) -> Group:
         _conventions(report.fit),
         _optima(report),
         _held_out(report.fit),
+        _extrapolation(report),
+        _against(report.against),
         _warnings(report.findings),
     )
     return Group(*(part for part in parts if part is not None))
@@ -216,6 +219,32 @@ def _held_out(fit: Fit) -> Group | None:
         miss = (f"{1e3 * row.bias:+.1f}", f"{1e3 * row.rmse:.1f}", f"{row.E:.2f}")
         table.add_row(*what, str(row.n_fitted), str(row.n_runs), *miss)
     return _section("Held out", table, "observed minus predicted, mnats")
+
+
+def _extrapolation(report: FitReport) -> Group | None:
+    """Show the law at measured runs beyond the grid, with what it has missed before."""
+    if not report.extrapolation:
+        return None
+    table = _table("run", "tokens", "measured", "predicted", "bootstrap", "widened", left=1)
+    for x in report.extrapolation:
+        ends = (f"[{e[0]:.2f}, {e[1]:.2f}]" if e else "-" for e in (x.ci95, x.wide95))
+        losses = (f"{x.observed:.3f}", f"{x.predicted:.3f}")
+        table.add_row(x.name, format_quantity(x.tokens), *losses, *ends)
+    return _section(
+        "Beyond the grid", table, "95 %; widened by the held-out error of each budget step"
+    )
+
+
+def _against(other: Against | None) -> Group | None:
+    """Show where the runs disagree with a law from elsewhere."""
+    if other is None:
+        return None
+    table = _table("r", "runs", "bias", "RMSE")
+    for row in other.misses:
+        miss = (f"{1e3 * row['bias']:+.1f}", f"{1e3 * row['rmse']:.1f}")
+        table.add_row(f"{row['recurrence']:g}", f"{row['n_runs']:g}", *miss)
+    note = f"observed minus predicted, mnats; {other.convention.injection} injection"
+    return _section(f"Against {other.source}", table, note)
 
 
 def _power(exponent: float | None, error: float | None) -> str:
