@@ -11,9 +11,14 @@ from numpy.typing import NDArray
 from loopworth.findings import Finding
 from loopworth.isoflop import IsoflopMinimum, isoflop_findings, isoflop_minima
 from loopworth.runs import RunTable
+from loopworth.table.values import middle
 
-_CLEAR_BOW = 0.008  # nats by which a valley must bend over before it can be called turned
-_CLEAR_NOISES = 5.0
+# A valley is called turned over where it bends the wrong way by this much of a run's noise, and
+# lies that much off the bend that the other valleys have. Three runs have none to spare.
+_TURNED_NOISES = {3: 5.0}
+_TURNED_BY_MANY = 1.5
+_OFF_NOISES = 5.0
+_LEAST_NOISE = 2e-3  # nats
 
 
 def valley_findings(
@@ -37,13 +42,15 @@ def valley_findings(
         if 1 < (off & members).sum() >= members.sum() / 2:
             out &= ~members
     sound = table.select(~explained & ~out)
-    limit = max(_CLEAR_BOW, _CLEAR_NOISES * noise)
-    minima = [
-        replace(each, status="flat")
-        if each.status == "opens downwards" and _bow(each) < limit
-        else each
-        for each in isoflop_minima(sound)
-    ]
+    found = isoflop_minima(sound)
+    noise = max(noise, _LEAST_NOISE)
+    usual = middle(np.array([_bow(each) for each in found])) if found else 0.0
+    minima = []
+    for each in found:
+        bow, turned = _bow(each), _TURNED_NOISES.get(each.n_widths, _TURNED_BY_MANY)
+        unclear = -bow < turned * noise or usual - bow < _OFF_NOISES * noise
+        flat = unclear and each.status == "opens downwards"
+        minima.append(replace(each, status="flat") if flat else each)
     return [
         replace(each, severity="note") if each.code == "isoflop_edge" else each
         for each in isoflop_findings(sound, minima)
@@ -51,6 +58,6 @@ def valley_findings(
 
 
 def _bow(minimum: IsoflopMinimum) -> float:
-    """Return by how much the middle of a parabola lies off the line between its ends, in nats."""
+    """Return by how much the middle of a parabola lies below the line of its ends, in nats."""
     low, high = minimum.n_measured
-    return abs(minimum.curvature or 0.0) * (math.log(high / low) / 2) ** 2
+    return (minimum.curvature or 0.0) * (math.log(high / low) / 2) ** 2
