@@ -1,17 +1,19 @@
-"""`loopworth compare` as a user meets it."""
+"""`loopworth compare` as a user meets it: text, JSON, and what it says to wrong input."""
 
 import json
 import re
+import subprocess
+import sys
 
 import pytest
 from click.testing import CliRunner
 
 from loopworth.cli import main
+from loopworth.datasets import builtin_names
 
-BASE, HYPER, TRUNCATED = (
-    f"schwethelm2026:{x}" for x in ("baseline", "hyperconnections", "truncated_bptt")
-)
+STUDIES = tuple(f"schwethelm2026{x}" for x in ("", ":truncated_bptt", ":hyperconnections"))
 FAST = ("--bootstrap", "60", "-q")
+DIRECT = "n_once,n_rec,recurrence,tokens,val_loss\n"
 
 
 def run(*arguments):
@@ -20,65 +22,135 @@ def run(*arguments):
 
 @pytest.fixture(scope="module")
 def page():
-    return run(BASE, TRUNCATED, HYPER, *FAST).stdout
+    return run(*STUDIES, *FAST).stdout
 
 
-@pytest.fixture(scope="module")
-def data():
-    return json.loads(run(BASE, TRUNCATED, HYPER, "--json", *FAST).stdout)
+class TestText:
+    def test_says_the_change_of_each_method_first(self, page):
+        text = " ".join(page.split())
+        first = re.search(r"With truncated_bptt phi changes by -0\.04\d? \[", text).start()
+        assert "the sign is not established: P(<0) = 0." in text
+        second = text.index("With hyperconnections phi changes by +0.2")
+        assert "; the sign is established." in text[second:]
+        assert first < second < text.index("Phi 95 % intervals") < text.index("By recurrence")
+
+    def test_prints_recurrences_budgets_and_convention_beside_it(self, page):
+        assert "r = 1, 2, 4 and 8; 4 budgets, 4.64e17 to 4.64e18 FLOPs" in page
+        assert "injection recurrent, norms in, embeddings out" in page
+
+    def test_fits_80_columns_in_plain_characters(self, page):
+        assert max(map(len, page.splitlines())) <= 80
+        assert "\x1b" not in page
+        assert "…" not in page  # nothing is cut
+
+    def test_draws_every_table_on_one_axis(self, page):
+        assert page.count("●") == 3
+        assert re.search(r"hyperconnections +0\.65 \[0\.\d\d, 0\.\d\d\] +─*●─* +\+0\.22 ", page)
+
+    def test_shows_g_and_the_parts_of_the_loss(self, page):
+        assert re.search(r"\n2 +1\.27 +1\.89 +\+0\.62 \[", page)
+        assert "mnats at 4.64e18 FLOPs against schwethelm2026" in page
+        assert page.count("each at its own optimum") == 2
+        assert re.search(r"\n8 +-27\.7 \[.*-38\.4\* .*x1\.24", page)
+
+    def test_says_what_to_know_before_believing_it(self, page):
+        text = " ".join(page.split())
+        assert "[budgets_left_out] 36 runs of schwethelm2026" in text
+        assert text.count("[phi_depends_on_recurrence]") == 3
+        assert text.count("Loop or training is open") == 2
+
+    @pytest.mark.parametrize("law", ["free", "bounded", "log"])
+    def test_other_laws_fit_the_page(self, law):
+        text = run(*STUDIES, "--law", law, "--bootstrap", 0, "-q").stdout
+        assert max(map(len, text.splitlines())) <= 80
+        assert "change" in text
+        assert "[" not in text[: text.index("By recurrence")]  # no interval without resamples
 
 
-def test_says_in_words_what_changes_and_whether_its_sign_is_established(page):
-    text = " ".join(page.split())
-    assert re.search(r"With hyperconnections phi changes by \+0\.2\d \[", text)
-    assert "the sign is established" in text
-    assert "the sign is not established: P(<0) = 0." in text
+class TestJson:
+    @pytest.fixture(scope="class")
+    @staticmethod
+    def data():
+        return json.loads(run(*STUDIES, "--json", *FAST).stdout)
+
+    def test_has_what_the_documentation_promises(self, data):
+        assert [method["name"] for method in data["methods"]] == [
+            "truncated_bptt",
+            "hyperconnections",
+        ]
+        for method in data["methods"]:
+            assert {"estimate", "ci95"} <= set(method["phi"])
+            assert set(method["delta_phi"]) == {"estimate", "ci95", "p_positive"}
+            assert [row["recurrence"] for row in method["delta_g"]] == [2, 4, 8]
+            assert {"estimate", "ci95", "p_positive", "base", "method"} <= set(method["delta_g"][0])
+            assert len(method["decomposition"]) == 6
+            assert set(method["variants"]["laws"]) == {"power", "free"}
+            assert all(set(row) >= {"code", "message"} for row in method["warnings"])
+        assert data["base"]["phi"]["estimate"] == pytest.approx(0.429, abs=0.005)
+        assert data["recurrences"] == [1, 2, 4, 8]
+        assert data["budgets"] == [4.64e17, 1e18, 2.15e18, 4.64e18]
+        assert data["convention"].startswith("injection recurrent")
+
+    def test_parts_add_up(self, data):
+        for method in data["methods"]:
+            for row in method["decomposition"]:
+                parts = sum(part["estimate"] for part in row["parts"].values())
+                assert parts == pytest.approx(row["change"]["estimate"], abs=1e-12)
+
+    def test_provenance(self, data):
+        found = data["provenance"]
+        assert [len(table["data_sha256"]) for table in found["tables"]] == [64] * 3
+        assert (found["bootstrap"], found["seed"], found["law"]) == (60, 0, "power")
+
+    def test_options_reach_the_result(self):
+        arguments = ("--json", "--bootstrap", 0, "-q", "--injection", "once", "--all-budgets")
+        leave = ("--without-recurrence", 2, "--without-recurrence", 8)
+        data = json.loads(run(*STUDIES[::2], *arguments, *leave).stdout)
+        assert data["recurrences"] == [1, 4]
+        assert data["convention"].startswith("injection once")
+        assert len(data["budgets"]) == 6
+        assert data["methods"][0]["delta_phi"]["ci95"] is None
+
+    def test_stdout_is_nothing_but_json_while_progress_goes_to_stderr(self):
+        command = ("-m", "loopworth", "compare", *STUDIES[::2], "--json", "--bootstrap", "10")
+        done = subprocess.run(
+            [sys.executable, *command], capture_output=True, text=True, check=True
+        )
+        assert json.loads(done.stdout)["methods"][0]["name"] == "hyperconnections"
+        assert "... resamples of hyperconnections" in done.stderr
 
 
-def test_fits_80_columns_in_plain_characters(page):
-    assert max(map(len, page.splitlines())) <= 80
-    assert "\x1b" not in page
+class TestBroken:
+    @pytest.mark.parametrize("arguments", [(), STUDIES[:1]])
+    def test_missing_tables_name_the_built_in_ones(self, arguments):
+        result = run(*arguments)
+        assert result.exit_code == 2
+        assert all(name in result.stderr for name in builtin_names())
 
-
-def test_prints_the_set_of_recurrences_beside_delta_phi(page):
-    assert "r = 1, 2, 4 and 8; 4 budgets" in page
-
-
-def test_json_has_what_the_documentation_promises(data):
-    assert [method["name"] for method in data["methods"]] == ["truncated_bptt", "hyperconnections"]
-    for method in data["methods"]:
-        assert {"phi", "delta_phi", "delta_g", "decomposition", "warnings"} <= set(method)
-        assert set(method["delta_phi"]) == {"estimate", "ci95", "p_positive"}
-        assert [row["recurrence"] for row in method["delta_g"]] == [2, 4, 8]
-    assert data["recurrences"] == [1, 2, 4, 8]
-    assert data["budgets"] == [4.64e17, 1e18, 2.15e18, 4.64e18]
-    assert data["provenance"]["seed"] == 0
-
-
-def test_a_recurrence_can_be_left_out():
-    data = json.loads(
-        run(BASE, TRUNCATED, "--without-recurrence", 2, "--json", "--bootstrap", 0, "-q").stdout
+    @pytest.mark.parametrize(
+        ("arguments", "words"),
+        [
+            ((*STUDIES[:2], "--without-recurrence", 3), "r = 3"),
+            (("schwethelm2062", STUDIES[0]), "schwethelm2026"),
+            ((STUDIES[0], "schwethelm2026:nothing"), "no study"),
+        ],
     )
-    assert data["recurrences"] == [1, 4, 8]
-    assert data["methods"][0]["delta_phi"]["estimate"] == pytest.approx(-0.07, abs=0.01)
+    def test_is_refused_in_words(self, arguments, words):
+        result = run(*arguments, *FAST)
+        assert result.exit_code == 1
+        assert result.stdout == ""
+        assert result.stderr.startswith("error: ")
+        assert words in result.stderr
 
+    def test_a_direct_table_cannot_move_its_injection(self, tmp_path):
+        path = tmp_path / "runs.csv"
+        path.write_text(DIRECT + "1e7,2e7,4,1e9,2.9\n1e7,3e7,1,1e9,2.8\n")
+        result = run(STUDIES[0], path, "--injection", "once", *FAST)
+        assert result.exit_code == 1
+        assert "n_injection" in result.stderr
 
-def test_a_method_is_needed():
-    result = run(BASE)
-    assert result.exit_code == 2
-    assert result.stdout == ""
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("schwethelm2062", HYPER), "schwethelm2026"),
-        ((BASE, HYPER, "--law", "none"), "none"),
-        ((BASE, HYPER, "--without-recurrence", "3"), "3"),
-    ],
-)
-def test_refusals_are_one_message(arguments, words):
-    result = run(*arguments, *FAST)
-    assert result.exit_code in (1, 2)
-    assert words in result.stderr
-    assert "Traceback" not in result.stderr
+    @pytest.mark.parametrize(
+        "option", [("--law", "none"), ("--bootstrap", "-1"), ("--seed", "x"), ("--without", "a")]
+    )
+    def test_wrong_usage_is_2(self, option):
+        assert run(*STUDIES, *option).exit_code == 2

@@ -12,8 +12,8 @@ from loopworth import __version__
 from loopworth.compare.decomposition import Decomposition, decompose
 from loopworth.compare.draws import (
     Difference,
-    LawFit,
     TableFit,
+    change_of,
     difference,
     estimate_interval,
     fit_table,
@@ -284,7 +284,7 @@ def _fits(
             nonlocal done
             done += more
             if on_progress is not None:
-                on_progress(f"resamples of {name}", done, 2 * resamples)
+                on_progress(f"resamples of {name}", done, resamples)
 
         fit = fit_table(name, table, law, drawn, count)
         design = design_findings(table)
@@ -310,7 +310,7 @@ def _gain(fit: TableFit) -> dict[str, Estimate]:
 def _method(base: TableFit, method: TableFit, pairing: Pairing) -> MethodComparison:
     names = method.law.problem.gain.parameters
     delta = {
-        name: difference(base.law, method.law, _column(method.law, name) - _column(base.law, name))
+        name: change_of(name, base.law, method.law)
         for name in base.law.problem.gain.parameters
         if name in names
     }
@@ -329,17 +329,13 @@ def _method(base: TableFit, method: TableFit, pairing: Pairing) -> MethodCompari
     )
 
 
-def _column(fit: LawFit, name: str) -> Any:
-    return fit.all_theta[:, fit.problem.names.index(name)]
-
-
 def _changes(base: TableFit, method: TableFit) -> Iterator[GainChange]:
     """Yield the change of g at each recurrence that both tables have a value of their own for."""
     one, two = base.free, method.free
     if one is None or two is None:
         return
     for r in sorted(set(base.levels) & set(method.levels)):
-        ours, theirs = _column(one, f"g({r:g})"), _column(two, f"g({r:g})")
+        ours, theirs = one.column(f"g({r:g})"), two.column(f"g({r:g})")
         phi = (np.log(theirs) - np.log(ours)) / np.log(r)
         yield GainChange(
             r,

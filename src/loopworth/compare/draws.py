@@ -1,4 +1,11 @@
-"""One law in one table and in every resample of it, and what the difference of two is worth."""
+"""One law in one table and in every resample of it, and what the difference of two is worth.
+
+A resample may have its lowest point in another valley than the table: where a law does not describe
+the runs, or where a resample drew no run at r = 1, so that phi and a much lower phi fit alike. Two
+tables that fall into different valleys then differ by the distance of the valleys, which is no
+difference of methods. So the draws of a comparison follow the valley of the table's own optimum,
+and how many resamples have a lower point elsewhere is counted and reported.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +27,8 @@ from loopworth.runs import RunTable
 from loopworth.table.values import distinct
 
 _MOST_DIGITS = 4
+# Robust standard deviations of a constant of g beyond which a resample sits in another valley.
+_ANOTHER_VALLEY = 5.0
 
 
 @dataclass(frozen=True)
@@ -72,12 +81,28 @@ class Difference:
 
 @dataclass(frozen=True)
 class LawFit:
-    """One law fitted to one table, and to its resamples where there are any."""
+    """One law fitted to one table, and to its resamples where there are any.
+
+    bootstrap   each resample in the valley of the optimum
+    lowest      each resample at its lowest point, wherever that is
+    """
 
     problem: Problem
     optimum: Optimum
     goodness: Goodness
     bootstrap: Bootstrap | None
+    lowest: Bootstrap | None = None
+
+    @property
+    def elsewhere(self) -> NDArray[np.bool_]:
+        """Tell which resamples have their lowest point in another valley: (S,)."""
+        if self.bootstrap is None or self.lowest is None:
+            return np.zeros(0, dtype=bool)
+        return np.asarray((self.lowest.theta != self.bootstrap.theta).any(axis=1))
+
+    def anywhere(self) -> LawFit:
+        """Return the fit with each resample at its lowest point."""
+        return self if self.lowest is None else replace(self, bootstrap=self.lowest)
 
     @property
     def all_theta(self) -> FloatArray:
@@ -85,6 +110,11 @@ class LawFit:
         if self.bootstrap is None:
             return self.optimum.theta[None]
         return np.concatenate([self.optimum.theta[None], self.bootstrap.theta])
+
+    def column(self, name: str) -> FloatArray:
+        """Return one constant: the estimate, then that of every resample (1 + S,)."""
+        column: FloatArray = self.all_theta[:, self.problem.names.index(name)]
+        return column
 
 
 @dataclass(frozen=True)
@@ -100,10 +130,6 @@ class TableFit:
     def levels(self) -> tuple[float, ...]:
         """The recurrences above 1, in rising order."""
         return tuple(r for r in distinct(self.runs.recurrence).tolist() if r > 1)
-
-    def constant(self, name: str) -> int:
-        """Return the column of a constant of the law in theta."""
-        return self.law.problem.names.index(name)
 
 
 def fit_table(
@@ -126,13 +152,36 @@ def fit_table(
             "compare under another law"
         )
     optimum = optimise(problem)
-    boot = None
-    if weights is not None:
-        boot = block_bootstrap(problem, weights, optimum.theta, on_progress=on_progress)
-    main = LawFit(problem, optimum, goodness(problem, optimum.theta), boot)
+    good = goodness(problem, optimum.theta)
+    main = LawFit(problem, optimum, good, *_draws(problem, optimum, weights, on_progress))
     if law == "free":
         return TableFit(name, runs, main, main)
     return TableFit(name, runs, main, _free(runs, main, levels, weights))
+
+
+def _draws(
+    problem: Problem,
+    optimum: Optimum,
+    weights: FloatArray | None,
+    on_progress: Callable[[int], None] | None,
+) -> tuple[Bootstrap | None, Bootstrap | None]:
+    """Solve every resample twice: in the valley of the optimum, and wherever it is lowest."""
+    if weights is None:
+        return None, None
+    start = np.broadcast_to(optimum.theta, (len(weights), len(optimum.theta)))
+    near = polish(problem, start, weights, on_progress=on_progress)
+    lowest = block_bootstrap(problem, weights, near.theta)
+    gains = near.theta[:, GAIN:]
+    low, high = np.quantile(gains, [0.159, 0.841], axis=0)
+    # A resample that only came further down in its own valley moved little.
+    moved = np.abs(lowest.theta[:, GAIN:] - gains)
+    away = (moved > _ANOTHER_VALLEY * 0.5 * (high - low)).any(axis=1)
+    if not away.any():
+        return lowest, lowest
+    theta = np.where(away[:, None], near.theta, lowest.theta)
+    objective = np.where(away, near.objective, lowest.objective)
+    converged = np.where(away, near.converged, lowest.converged)
+    return Bootstrap(theta, objective, converged, weights, lowest.agreeing), lowest
 
 
 def _free(
@@ -182,6 +231,11 @@ def difference(base: LawFit, method: LawFit, values: FloatArray) -> Difference:
         return Difference(estimate)
     positive = float((kept > 0).mean() + 0.5 * (kept == 0).mean())
     return Difference(estimate, paired.interval(values[1:]), positive)
+
+
+def change_of(name: str, base: LawFit, method: LawFit) -> Difference:
+    """Return the change of one constant that both laws have."""
+    return difference(base, method, method.column(name) - base.column(name))
 
 
 def both_converged(base: LawFit, method: LawFit) -> NDArray[np.bool_]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from loopworth.compare.decomposition import Decomposition
-from loopworth.compare.draws import TableFit
+from loopworth.compare.draws import TableFit, change_of
 from loopworth.compare.variants import Variants
 from loopworth.findings import Finding, join_words
 from loopworth.law.joint import GAIN
@@ -50,6 +50,7 @@ def method_findings(
     variants: Variants | None,
 ) -> Iterator[Finding]:
     """Yield where a change of phi is not what it seems, and where the loss is not decomposed."""
+    yield from _another_valley(base, method)
     if variants is not None and variants.verdict == "training":
         joint = variants.laws[0]
         ratio = next(row for row in joint.rows if row.key == "gain in A").constants["A ratio"]
@@ -73,6 +74,23 @@ def method_findings(
             "and a law that has an optimum.",
             remedy="Add d_model, n_prelude, n_recur and n_coda.",
         )
+
+
+def _another_valley(base: TableFit, method: TableFit) -> Iterator[Finding]:
+    away = base.law.elsewhere | method.law.elsewhere
+    if not len(away) or away.mean() <= _MUCH_LOST:
+        return
+    name = base.law.problem.gain.parameters[0]
+    change = change_of(name, base.law.anywhere(), method.law.anywhere())
+    yield Finding(
+        "another_valley",
+        "warning",
+        f"{away.mean():.1%} of the paired resamples of {method.name} have a lower point in another "
+        f"valley of the law, far from the estimate. The intervals follow the valley of the "
+        f"estimate; with those points the change of {name} is {change.words}.",
+        remedy="Read the change of g at each r: the law does not describe all resamples.",
+        evidence={"share": float(away.mean()), name: change.to_json()},
+    )
 
 
 def bootstrap_findings(fits: Sequence[TableFit], cells: int) -> Iterator[Finding]:
