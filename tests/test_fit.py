@@ -211,6 +211,11 @@ class TestOpen:
         one = FitReport.of(fit(table.select(table.recurrence == 1), bootstrap=0))
         assert json.loads(one.dumps())["phi"] is None
 
+    def test_equal_losses_say_nothing(self, table):
+        flat = load_runs(direct(table, val_loss=np.full(len(table), 2.5)))
+        with pytest.raises(ValueError, match="the same loss"):
+            fit(flat)
+
     def test_unknown_law(self):
         with pytest.raises(ValueError, match=r"law 'cubic' is unknown; use one of none"):
             fit("schwethelm2026", law="cubic")

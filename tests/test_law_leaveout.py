@@ -65,6 +65,14 @@ def test_influential_runs_are_named_and_the_fit_without_them_is_shown():
     assert sorted(finding.rows) == sorted(named)
 
 
+def test_a_large_table_tries_the_runs_that_matter(moved, monkeypatch):
+    monkeypatch.setattr("loopworth.law.leaveout._MOST_RUNS", 40)
+    few = influence(TABLE, PROBLEM, THETA)
+    assert len(few.runs) == 40
+    assert few.n_runs == len(TABLE)
+    assert {x.rows for x in moved.runs[:5]} <= {x.rows for x in few.runs}
+
+
 def test_a_law_without_phi_has_no_influence_table():
     problem = make_problem(TABLE, "none")
     assert influence(TABLE, problem, optimise(problem).theta) is None

@@ -60,6 +60,7 @@ Progress = Callable[[str, int, int], None]
 """Told what is being worked on, and how many of how many are done."""
 
 _LOOKS = 3  # starts of each resample
+_SAME_LOSS = 1e-9
 _FEW_CELLS = 8
 _MUCH_LOST = 0.01  # share of resamples that may fail unsaid
 
@@ -221,6 +222,11 @@ def fit(
         raise ValueError(
             f"{count} cannot fit the {len(problem.names)} constants of the law {law!r}; add runs, "
             "at two or more budgets, widths and recurrences"
+        )
+    if float(np.ptp(table.val_loss)) <= _SAME_LOSS * float(table.val_loss.max()):
+        raise ValueError(
+            f"all {len(table)} runs have the same loss ({table.val_loss[0]:g} nats), so they say "
+            "nothing about parameters, tokens or recurrences; check the column val_loss"
         )
     tell("point fit", 0, 1)
     optimum = optimise(problem)

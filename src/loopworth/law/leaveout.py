@@ -26,6 +26,7 @@ INFLUENTIAL = 0.25
 """A run that moves phi by more than this share of its standard error is named."""
 
 _FEWEST_BUDGETS = 3  # to fit before the next one is predicted
+_MOST_RUNS = 300  # refitted one by one: in a larger table those with the largest first-order effect
 _MOST_BUDGETS = 8  # left out in turn; a table with more of them is sampled evenly
 _SHOWN = 5
 
@@ -55,6 +56,7 @@ class InfluenceTable:
 
     standard_error   of phi, the yardstick of `share`
     jackknife_se     of phi over the G cells: sqrt((G-1)/G sum (phi_-g - mean)^2)
+    n_runs           of the table; beyond 300 only those of the largest first-order effect are tried
     runs, cells      sorted, the largest change first
     influential      the runs that move phi by more than a quarter of its standard error
     phi_without      phi without all of these at once, None where there are none
@@ -62,6 +64,7 @@ class InfluenceTable:
 
     standard_error: float
     jackknife_se: float
+    n_runs: int
     runs: tuple[Influence, ...]
     cells: tuple[Influence, ...]
     influential: tuple[Influence, ...]
@@ -73,6 +76,7 @@ class InfluenceTable:
         return {
             "standard_error": self.standard_error,
             "jackknife_se": self.jackknife_se,
+            "n_runs": self.n_runs,
             "phi": self.phi,
             "phi_without": self.phi_without,
             "influential": [x.to_json() for x in self.influential],
@@ -126,10 +130,12 @@ def influence(
     phi = float(theta[column])
     size = len(runs)
     labels = distinct(runs.cells)
-    without_run = 1.0 - np.eye(size)
+    tried = _leading(problem, theta, column)
+    without_run = np.ones((len(tried), size))
+    without_run[np.arange(len(tried)), tried] = 0.0
     without_cell = (runs.cells[None, :] != labels[:, None]).astype(float)
     found = _refit(problem, theta, np.concatenate([without_run, without_cell]))[:, column]
-    by_cell = found[size:]
+    by_cell = found[len(tried) :]
     spread = float(((by_cell - by_cell.mean()) ** 2).sum())
     jackknife = math.sqrt((len(labels) - 1) / len(labels) * spread)
     error = jackknife if standard_error is None else standard_error
@@ -144,7 +150,7 @@ def influence(
             (value - phi) / error if error > 0 else 0.0,
         )
 
-    of_runs = _sorted(entry(np.array([k]), float(found[k])) for k in range(size))
+    of_runs = _sorted(entry(np.array([k]), float(found[i])) for i, k in enumerate(tried))
     of_cells = _sorted(
         entry(np.flatnonzero(runs.cells == label), float(by_cell[k]))
         for k, label in enumerate(labels)
@@ -154,7 +160,21 @@ def influence(
     if named and size - len(named) > len(theta):
         keep = ~np.isin(runs.rows, [row for x in named for row in x.rows])
         without = float(_refit(problem, theta, keep[None].astype(float))[0, column])
-    return InfluenceTable(error, jackknife, of_runs, of_cells, named, phi, without)
+    return InfluenceTable(error, jackknife, size, of_runs, of_cells, named, phi, without)
+
+
+def _leading(problem: Problem, theta: FloatArray, column: int) -> NDArray[np.intp]:
+    """Return the runs worth leaving out: all, or those whose score moves the constant most.
+
+    To first order leaving run i out moves theta by K^-1 J_i psi_i (the infinitesimal jackknife).
+    """
+    if len(problem) <= _MOST_RUNS:
+        return np.arange(len(problem))
+    jacobian = problem.jacobian(theta[None])[0]
+    residual = problem.log_prediction(theta[None])[0] - problem.log_loss
+    score = jacobian * np.clip(residual, -problem.delta, problem.delta)
+    effect = np.abs((np.linalg.pinv(jacobian @ jacobian.T) @ score)[column])
+    return np.sort(np.argsort(-effect, kind="stable")[:_MOST_RUNS])
 
 
 def _sorted(entries: Iterator[Influence]) -> tuple[Influence, ...]:
@@ -262,7 +282,7 @@ def leaveout_findings(
             "influential_runs",
             "note",
             f"Phi rests on single runs: without {name_rows(worst.rows)} (r = {worst.recurrence:g})"
-            f" it moves by {worst.change:+.3f}, and {len(named)} of {len(table.runs)} runs move it"
+            f" it moves by {worst.change:+.3f}, and {len(named)} of {table.n_runs} runs move it"
             f" by more than a quarter of its standard error ({shown}{more}). "
             + (
                 "" if table.phi_without is None else f"Without them phi is {table.phi_without:.3f}."
