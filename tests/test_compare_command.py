@@ -154,3 +154,9 @@ class TestBroken:
     )
     def test_wrong_usage_is_2(self, option):
         assert run(*STUDIES, *option).exit_code == 2
+
+
+def test_the_plot_puts_every_estimate_at_its_place(page):
+    lines = {line.split()[0]: line for line in page.splitlines() if "●" in line}
+    places = [lines[x].index("●") for x in ("truncated_bptt", "baseline", "hyperconnections")]
+    assert places == sorted(set(places))

@@ -211,6 +211,12 @@ class TestOpen:
         one = FitReport.of(fit(table.select(table.recurrence == 1), bootstrap=0))
         assert json.loads(one.dumps())["phi"] is None
 
+    def test_a_saturated_fit_has_no_interval(self, table):
+        result = fit(table.select(np.arange(len(table)) % 15 == 0), bootstrap=50)
+        assert len(result.runs) == 8
+        assert result.phi.ci95 is result.phi.profile95 is None
+        assert "saturated" in {finding.code for finding in result.findings}
+
     def test_equal_losses_say_nothing(self, table):
         flat = load_runs(direct(table, val_loss=np.full(len(table), 2.5)))
         with pytest.raises(ValueError, match="the same loss"):

@@ -38,7 +38,8 @@ def _exit_code(run: Callable[[], Any]) -> int:
     """Run a command and report what went wrong, in one message on stderr."""
     try:
         result = run()
-        sys.stdout.flush()  # a closed pipe must show here, not while the interpreter shuts down
+        if sys.stdout is not None:  # None under `>&-`
+            sys.stdout.flush()  # a closed pipe must show here, not while the interpreter shuts down
     except click.ClickException as problem:
         problem.show()
         return problem.exit_code

@@ -60,6 +60,7 @@ Progress = Callable[[str, int, int], None]
 """Told what is being worked on, and how many of how many are done."""
 
 _LOOKS = 3  # starts of each resample
+_SPARE_RUNS = 3  # runs beyond the constants, below which there are no intervals
 _SAME_LOSS = 1e-9
 _FEW_CELLS = 8
 _MUCH_LOST = 0.01  # share of resamples that may fail unsaid
@@ -283,6 +284,7 @@ def fit(
             *design,
             *fit_findings(problem, optimum, open_),
             *_bootstrap_findings(boot, table),
+            *_saturation_findings(problem),
             *rival_findings(laws),
             *identify_findings(identification),
             *leaveout_findings(moved, held, law),
@@ -313,7 +315,8 @@ def _predictive(law: str) -> tuple[str, ...]:
 def _bootstrap(
     problem: Problem, optimum: Optimum, table: RunTable, resamples: int, seed: int, tell: Progress
 ) -> Bootstrap | None:
-    if not resamples:
+    # A law that passes through its runs has no residuals, and so nothing to resample.
+    if not resamples or len(table) < len(problem.names) + _SPARE_RUNS:
         return None
     done = 0
 
@@ -331,7 +334,9 @@ def _profile(
 ) -> Profile | None:
     """Profile the gain's constant where it has one that the runs identify."""
     names = [name for name in problem.gain.parameters if name not in open_]
-    return profile(problem, optimum.theta, names[0], table.cells) if len(names) == 1 else None
+    if len(names) != 1 or len(table) < len(problem.names) + _SPARE_RUNS:
+        return None
+    return profile(problem, optimum.theta, names[0], table.cells)
 
 
 def _estimates(
@@ -350,6 +355,18 @@ def _estimates(
         for k, name in enumerate(problem.gain.parameters)
         if name not in open_
     }
+
+
+def _saturation_findings(problem: Problem) -> Iterator[Finding]:
+    """Yield that there is no interval where the runs hardly outnumber the constants."""
+    if len(problem) < len(problem.names) + _SPARE_RUNS:
+        yield Finding(
+            "saturated",
+            "warning",
+            f"{len(problem)} runs determine {len(problem.names)} constants almost exactly, so "
+            "nothing tells how wrong they are and no interval is given.",
+            remedy="Add runs.",
+        )
 
 
 def _bootstrap_findings(boot: Bootstrap | None, table: RunTable) -> Iterator[Finding]:

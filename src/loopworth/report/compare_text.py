@@ -67,6 +67,7 @@ def _forests(found: Comparison) -> Iterable[Group]:
         low, high = min(ends), max(ends)
         axis = f"{f'{low:.2f}':<{_PLOT // 2}}{f'{high:.2f}':>{_PLOT - _PLOT // 2}}"
         table = _table("", constant, axis, "change", "P(>0)", left=1)
+        table.columns[2].justify = "left"  # a right-justified plot would lose its trailing blanks
         for name, value, delta in rows:
             likely = None if delta is None else delta.p_positive
             table.add_row(
