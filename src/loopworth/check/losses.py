@@ -31,7 +31,7 @@ _USUAL = (-0.6, 0.45)  # log of loss over what is known, for losses in nats
 _SPLIT = 0.12
 _BITS = -math.log(math.log(2.0))
 _PER_BYTE = (-1.80, -0.80)  # nats per byte, bits per byte, nats per character: 2.2 to 6 a token
-_CLOSE = 0.02
+_CLOSE = 0.03
 
 
 @dataclass(frozen=True)

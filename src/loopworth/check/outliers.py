@@ -23,6 +23,8 @@ DIVERGED = 0.15
 _LOCAL_SCALES, _LOCAL_FLOOR = 7.0, 0.012
 _WELL_KNOWN = 80  # rows below which the floor rises: a thin table misses its own law by more
 _RISE = 0.75
+_MISFIT_SCALES = 3.5  # of the law's own residuals: where cells bend much, so do their edges
+_SHARE = 0.75  # of the threshold that the law itself must be missed by
 _RAW_SCALES, _RAW_FLOOR = 7.0, 0.02
 _CELL_SCALES, _CELL_FLOOR = 7.0, 0.015
 _SMALLEST_CELL = 3
@@ -65,7 +67,7 @@ def outlier_findings(table: RunTable, reference: Reference, explained: Mask) -> 
     local, scale = local_residuals(reference, cells, table.budgets)
     raw = reference.log_residual - middle(reference.log_residual)
     floor = _LOCAL_FLOOR * max(1.0, _WELL_KNOWN / len(table)) ** _RISE
-    near = max(_LOCAL_SCALES * scale, floor)
+    near = max(_LOCAL_SCALES * scale, _MISFIT_SCALES * reference.scale, floor)
     far = max(_RAW_SCALES * reference.scale, _RAW_FLOOR, 1.25 * floor)
     # A cell that lies off as a whole is one finding, not one for each of its rows.
     moved = _moved_cells(cells, raw, explained | (raw > DIVERGED))
@@ -73,8 +75,8 @@ def outlier_findings(table: RunTable, reference: Reference, explained: Mask) -> 
     for cell in moved:
         members = cells == cell
         local[members] = raw[members] - _median(raw[members])
-    above = ((local > near) & (raw > near / 2)) | ((raw > far) & ~whole)
-    below = ((local < -near) & (raw < -near / 2)) | ((raw < -far) & ~whole)
+    above = ((local > near) & (raw > _SHARE * near)) | ((raw > far) & ~whole)
+    below = ((local < -near) & (raw < -_SHARE * near)) | ((raw < -far) & ~whole)
     diverged = above & (raw > DIVERGED)
     findings = [
         *_rows(table, reference, diverged & ~explained, "diverged_runs", near),

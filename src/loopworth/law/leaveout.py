@@ -16,18 +16,34 @@ from numpy.typing import NDArray
 from loopworth.findings import Finding, name_rows
 from loopworth.law.fitted import FittedLaw
 from loopworth.law.gain import FloatArray
-from loopworth.law.joint import E, Problem
-from loopworth.law.rivals import make_problem
-from loopworth.law.solve import optimise, polish
+from loopworth.law.heldout import HeldOutRow, carries, held_out, misses, refit, rms
+from loopworth.law.intervals import COVERAGE, Interval
+from loopworth.law.joint import GAIN, Problem
 from loopworth.runs import RunTable
 from loopworth.table.values import distinct
+
+__all__ = [
+    "FitWithout",
+    "HeldOutRow",
+    "Influence",
+    "InfluenceTable",
+    "fit_without",
+    "held_out",
+    "influence",
+    "leaveout_findings",
+    "outlying_rows",
+    "rms",
+    "t_quantile",
+]
 
 INFLUENTIAL = 0.25
 """A run that moves phi by more than this share of its standard error is named."""
 
-_FEWEST_BUDGETS = 3  # to fit before the next one is predicted
+OUTLYING = 8.0
+"""A run whose log residual exceeds this many robust standard deviations is an outlier."""
+
+_NORMAL_MAD = 1.4826  # standard deviation over median absolute deviation of normal errors
 _MOST_RUNS = 300  # refitted one by one: in a larger table those with the largest first-order effect
-_MOST_BUDGETS = 8  # left out in turn; a table with more of them is sampled evenly
 _SHOWN = 5
 
 
@@ -51,15 +67,37 @@ class Influence:
 
 
 @dataclass(frozen=True)
+class FitWithout:
+    """The law of the runs that are left without `rows`; `rmse` is theirs, in nats."""
+
+    rows: tuple[int, ...]
+    n_runs: int
+    law: FittedLaw
+    rmse: float
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return {
+            "rows": list(self.rows),
+            "n_runs": self.n_runs,
+            "rmse": self.rmse,
+            "fitted_law": self.law.to_json(),
+        }
+
+
+@dataclass(frozen=True)
 class InfluenceTable:
     """Leave-one-run-out and leave-one-cell-out of phi.
 
     standard_error   of phi, the yardstick of `share`
     jackknife_se     of phi over the G cells: sqrt((G-1)/G sum (phi_-g - mean)^2)
+    jackknife95      phi +- t(0.975, G-1) of these (Efron and Stein 1981), None for one cell
     n_runs           of the table; beyond 300 only those of the largest first-order effect are tried
     runs, cells      sorted, the largest change first
     influential      the runs that move phi by more than a quarter of its standard error
     phi_without      phi without all of these at once, None where there are none
+    without_influential, without_outliers   the law without these runs, and without those that lie
+                     more than 8 robust standard deviations from it; None where there are none
     """
 
     standard_error: float
@@ -70,44 +108,29 @@ class InfluenceTable:
     influential: tuple[Influence, ...]
     phi: float
     phi_without: float | None
+    jackknife95: Interval | None = None
+    without_influential: FitWithout | None = None
+    without_outliers: FitWithout | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values."""
         return {
             "standard_error": self.standard_error,
             "jackknife_se": self.jackknife_se,
+            "jackknife95": list(self.jackknife95) if self.jackknife95 else None,
             "n_runs": self.n_runs,
             "phi": self.phi,
             "phi_without": self.phi_without,
             "influential": [x.to_json() for x in self.influential],
             "runs": [x.to_json() for x in self.runs],
             "cells": [x.to_json() for x in self.cells],
+            "without_influential": _json(self.without_influential),
+            "without_outliers": _json(self.without_outliers),
         }
 
 
-@dataclass(frozen=True)
-class HeldOutRow:
-    """How a law fitted without some runs predicts them; losses in nats per token.
-
-    kind       rolling: fitted to the smaller budgets, predicts the next; budget, recurrence: fitted
-               to all others
-    left_out   the budget in FLOPs, or the recurrence
-    bias       mean of observed minus predicted; rmse likewise
-    E          the floor of that fit, which slides when a law is bent by its range
-    """
-
-    kind: str
-    law: str
-    left_out: float
-    n_fitted: int
-    n_runs: int
-    bias: float
-    rmse: float
-    E: float
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain JSON values."""
-        return asdict(self)
+def _json(part: FitWithout | None) -> dict[str, Any] | None:
+    return part.to_json() if part else None
 
 
 def influence(
@@ -118,6 +141,8 @@ def influence(
     `standard_error` is the yardstick, by default the jackknife over cells.
 
     >>> from loopworth import load_runs
+    >>> from loopworth.law.rivals import make_problem
+    >>> from loopworth.law.solve import optimise
     >>> table = load_runs("schwethelm2026:hyperconnections")
     >>> problem = make_problem(table)
     >>> worst = influence(table, problem, optimise(problem).theta).runs[0]
@@ -134,7 +159,7 @@ def influence(
     without_run = np.ones((len(tried), size))
     without_run[np.arange(len(tried)), tried] = 0.0
     without_cell = (runs.cells[None, :] != labels[:, None]).astype(float)
-    found = _refit(problem, theta, np.concatenate([without_run, without_cell]))[:, column]
+    found = refit(problem, theta, np.concatenate([without_run, without_cell]))[:, column]
     by_cell = found[len(tried) :]
     spread = float(((by_cell - by_cell.mean()) ** 2).sum())
     jackknife = math.sqrt((len(labels) - 1) / len(labels) * spread)
@@ -156,11 +181,96 @@ def influence(
         for k, label in enumerate(labels)
     )
     named = tuple(x for x in of_runs if abs(x.share) > INFLUENTIAL)
-    without = None
-    if named and size - len(named) > len(theta):
-        keep = ~np.isin(runs.rows, [row for x in named for row in x.rows])
-        without = float(_refit(problem, theta, keep[None].astype(float))[0, column])
-    return InfluenceTable(error, jackknife, size, of_runs, of_cells, named, phi, without)
+    without = fit_without(runs, problem, theta, [row for x in named for row in x.rows])
+    interval = None
+    if len(labels) > 1:
+        reach = t_quantile(0.5 + COVERAGE / 2, len(labels) - 1) * jackknife
+        interval = (phi - reach, phi + reach)
+    return InfluenceTable(
+        error,
+        jackknife,
+        size,
+        of_runs,
+        of_cells,
+        named,
+        phi,
+        None if without is None else without.law.gain_parameters[column - GAIN],
+        interval,
+        without,
+        fit_without(runs, problem, theta, outlying_rows(runs, problem, theta)),
+    )
+
+
+def outlying_rows(runs: RunTable, problem: Problem, theta: FloatArray) -> tuple[int, ...]:
+    """Return the rows that lie far from the law theta (p,), by the spread of the others.
+
+    The spread is 1.48 times the median absolute log residual: few outliers do not inflate it.
+
+    >>> from loopworth import load_runs
+    >>> from loopworth.law.rivals import make_problem
+    >>> from loopworth.law.solve import optimise
+    >>> table = load_runs("schwethelm2026")
+    >>> problem = make_problem(table)
+    >>> outlying_rows(table, problem, optimise(problem).theta)
+    ()
+    """
+    size = np.abs(problem.log_prediction(theta[None])[0] - problem.log_loss)
+    # Where a table is nearly exact, what is left is rounding: the Huber threshold is the least.
+    spread = max(_NORMAL_MAD * float(np.median(size)), problem.delta)
+    return tuple(int(row) for row in runs.rows[size > OUTLYING * spread])
+
+
+def fit_without(
+    runs: RunTable, problem: Problem, theta: FloatArray, rows: Sequence[int]
+) -> FitWithout | None:
+    """Return the law without these rows, which are numbers of `runs.rows`.
+
+    None without rows, and where what is left cannot carry the law.
+
+    >>> from loopworth import load_runs
+    >>> from loopworth.law.rivals import make_problem
+    >>> from loopworth.law.solve import optimise
+    >>> table = load_runs("schwethelm2026:hyperconnections")
+    >>> problem = make_problem(table)
+    >>> left = fit_without(table, problem, optimise(problem).theta, [1, 2, 17])
+    >>> left.n_runs, round(left.law.phi(4), 2)
+    (80, 0.6)
+    """
+    keep = ~np.isin(runs.rows, list(rows))
+    if keep.all() or not carries(problem, runs.recurrence[keep]):
+        return None
+    found = refit(problem, theta, keep[None].astype(float))
+    miss = misses(problem, found)[0, keep]
+    law = FittedLaw.from_theta(problem.gain, runs.recurrence, found[0])
+    left_out = tuple(int(row) for row in runs.rows[~keep])
+    return FitWithout(left_out, int(keep.sum()), law, float(np.sqrt((miss**2).mean())))
+
+
+def t_quantile(probability: float, degrees: int) -> float:
+    """Return the quantile of Student's t for a probability above 0.5, by bisection.
+
+    Its distribution is a finite sum for whole degrees of freedom (Abramowitz and Stegun 26.7.3).
+
+    >>> round(t_quantile(0.975, 23), 4)
+    2.0687
+    """
+
+    def inside(angle: float) -> float:
+        """Return P(|t| < x) at x = sqrt(degrees) tan(angle)."""
+        cosine, sine = math.cos(angle), math.sin(angle)
+        odd = degrees % 2
+        term = sine * cosine if odd else sine
+        total = 0.0
+        for k in range(1 + odd, degrees, 2):
+            total += term
+            term *= cosine * cosine * k / (k + 1)
+        return 2 / math.pi * (angle + total) if odd else total
+
+    low, high = 0.0, math.pi / 2
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if inside(middle) < 2 * probability - 1 else (low, middle)
+    return math.sqrt(degrees) * math.tan(low)
 
 
 def _leading(problem: Problem, theta: FloatArray, column: int) -> NDArray[np.intp]:
@@ -179,94 +289,6 @@ def _leading(problem: Problem, theta: FloatArray, column: int) -> NDArray[np.int
 
 def _sorted(entries: Iterator[Influence]) -> tuple[Influence, ...]:
     return tuple(sorted(entries, key=lambda x: -abs(x.change)))
-
-
-def _refit(problem: Problem, theta: FloatArray, weights: FloatArray) -> FloatArray:
-    """Solve each row of weights from the optimum and from a neighbour's solution, (B, p)."""
-    first = polish(problem, np.tile(theta, (len(weights), 1)), weights)
-    second = polish(problem, np.roll(first.theta, 1, axis=0), weights)
-    lower = second.objective < first.objective
-    return np.where(lower[:, None], second.theta, first.theta)
-
-
-def held_out(runs: RunTable, laws: Sequence[str] = ("power", "bounded")) -> tuple[HeldOutRow, ...]:
-    """Return rolling-origin, leave-one-budget-out and leave-one-recurrence-out of each law.
-
-    A law that knows no g at a recurrence it has not seen (`free`) has no rows of that kind. A part
-    is left out only where the rest has more runs than the law has constants and two recurrences.
-
-    >>> from loopworth import load_runs
-    >>> rows = held_out(load_runs("schwethelm2026"), ["power"])
-    >>> [round(row.bias, 3) for row in rows if row.kind == "rolling"]
-    [-0.012, -0.012, -0.013]
-    """
-    budgets = [b for b in distinct(runs.budgets).tolist() if math.isfinite(b)]
-    levels = distinct(runs.recurrence).tolist()
-    parts: list[tuple[str, float, NDArray[np.bool_], NDArray[np.bool_]]] = []
-    chosen = _evenly(budgets[_FEWEST_BUDGETS:])
-    parts += [("rolling", b, runs.budgets < b, runs.budgets == b) for b in chosen]
-    if len(budgets) > _FEWEST_BUDGETS:
-        parts += [("budget", b, runs.budgets != b, runs.budgets == b) for b in _evenly(budgets)]
-    if len(levels) > 2:
-        parts += [
-            ("recurrence", r, runs.recurrence != r, runs.recurrence == r) for r in levels if r > 1
-        ]
-    rows = []
-    for law in laws:
-        for kind, left_out, fitted, tested in parts:
-            row = _predict_held_out(runs, law, kind, left_out, fitted, tested)
-            if row is not None:
-                rows.append(row)
-    return tuple(rows)
-
-
-def _evenly(budgets: Sequence[float]) -> list[float]:
-    """Return all budgets, or as many as are affordable from the smallest to the largest."""
-    if len(budgets) <= _MOST_BUDGETS:
-        return list(budgets)
-    places = np.linspace(0, len(budgets) - 1, _MOST_BUDGETS).round().astype(int)
-    return [budgets[place] for place in places]
-
-
-def _predict_held_out(
-    runs: RunTable,
-    law: str,
-    kind: str,
-    left_out: float,
-    fitted: NDArray[np.bool_],
-    tested: NDArray[np.bool_],
-) -> HeldOutRow | None:
-    part, rest = runs.select(fitted), runs.select(tested)
-    problem = make_problem(part, law)
-    levels = [r for r in distinct(part.recurrence).tolist() if r > 1]
-    if len(problem.gain.parameters) > len(levels) or len(part) <= len(problem.names):
-        return None
-    if law == "free" and kind == "recurrence":
-        return None
-    theta = optimise(problem).theta
-    value = FittedLaw.from_theta(problem.gain, part.recurrence, theta)
-    try:
-        predicted = value.predict(rest.n_once, rest.n_rec, rest.recurrence, rest.tokens)
-    except ValueError:  # g vanishes, or is unknown, at a recurrence that the part has not seen
-        return None
-    miss = rest.val_loss - predicted
-    return HeldOutRow(
-        kind,
-        law,
-        left_out,
-        len(part),
-        len(rest),
-        float(miss.mean()),
-        float(np.sqrt((miss**2).mean())),
-        math.exp(float(theta[E])),
-    )
-
-
-def rms(rows: Sequence[HeldOutRow], kind: str, law: str) -> float | None:
-    """Return the root mean square held-out error of one kind, nats; None without such rows."""
-    chosen = [row for row in rows if row.kind == kind and row.law == law]
-    runs = sum(row.n_runs for row in chosen)
-    return math.sqrt(sum(row.n_runs * row.rmse**2 for row in chosen) / runs) if runs else None
 
 
 def leaveout_findings(
@@ -290,6 +312,8 @@ def leaveout_findings(
             rows=named,
             remedy="Rerun these with another seed before leaning on phi.",
         )
+    if table is not None and table.without_outliers is not None:
+        yield _outlier_finding(table, table.without_outliers)
     rolling = [row for row in rows if row.kind == "rolling" and row.law == law]
     if len(rolling) > 1 and len({row.bias > 0 for row in rolling}) == 1:
         bias = 1e3 * sum(row.bias for row in rolling) / len(rolling)
@@ -301,3 +325,19 @@ def leaveout_findings(
             f"too {'low' if bias > 0 else 'high'} every time, while E slides: {floors}.",
             remedy="Widen predictions beyond the largest budget by this error.",
         )
+
+
+def _outlier_finding(table: InfluenceTable, left: FitWithout) -> Finding:
+    law = left.law
+    return Finding(
+        "outlying_runs",
+        "warning",
+        f"{name_rows(left.rows).capitalize()} "
+        f"{'lies' if len(left.rows) == 1 else 'lie'} more than {OUTLYING:g} robust standard "
+        f"deviations from the law. Without them phi is {law.gain_parameters[0]:.3f} instead of "
+        f"{table.phi:.3f}, A {law.A:.3g}, alpha {law.alpha:.3f}, B {law.B:.4g}, beta "
+        f"{law.beta:.3f} and E {law.E:.3f}.",
+        rows=left.rows,
+        remedy="Check these runs for divergence or another recipe, and drop them if they differ.",
+        evidence=left.to_json(),
+    )
