@@ -124,7 +124,7 @@ def bootstrap(runs: RunTable, resamples: int = 1000) -> Iterator[tuple[str, str]
     boot = block_bootstrap(problem, weights, theta)
     seconds = time.perf_counter() - start
     low, high = boot.interval(boot.theta[:, GAIN]) or (np.nan, np.nan)
-    yield f"{resamples} block resamples, two starts each: seconds", f"{seconds:.2f}"
+    yield f"{resamples} block resamples, three starts each: seconds", f"{seconds:.2f}"
     yield "converged", f"{boot.converged.mean():.1%}"
     yield "second start agrees", f"{boot.agreeing:.1%}"
     yield "95 % interval of phi", f"{low:.3f} to {high:.3f}"
