@@ -56,18 +56,20 @@ def main() -> None:
     """
 
 
+_count_injection = click.option(
+    "--injection",
+    type=click.Choice(["recurrent", "once", "excluded"]),
+    default="recurrent",
+    help="Count the injection in N_rec, in N_once or not at all [recurrent].",
+)
+
 # The keys of `loopworth.law.GAINS`; importing them here would slow down `--help`.
 _LAWS = ["none", "unrolled", "power", "bounded", "log", "affine", "free"]
 
 
 @main.command()
 @click.argument("runs", default="schwethelm2026")
-@click.option(
-    "--injection",
-    type=click.Choice(["recurrent", "once", "excluded"]),
-    default="recurrent",
-    help="Count the injection in N_rec, in N_once or not at all [recurrent].",
-)
+@_count_injection
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 @click.pass_context
 def check(ctx: click.Context, runs: str, injection: Any, as_json: bool) -> None:
@@ -116,12 +118,7 @@ def check(ctx: click.Context, runs: str, injection: Any, as_json: bool) -> None:
     default="power",
     help="The gain g(r) that is fitted: r^phi, or a rival [power].",
 )
-@click.option(
-    "--injection",
-    type=click.Choice(["recurrent", "once", "excluded"]),
-    default="recurrent",
-    help="Count the injection in N_rec, in N_once or not at all [recurrent].",
-)
+@_count_injection
 @click.option(
     "--bootstrap",
     type=click.IntRange(min=0),
@@ -206,12 +203,7 @@ def fit(
     default="power",
     help="The gain g(r) whose constants are compared [power].",
 )
-@click.option(
-    "--injection",
-    type=click.Choice(["recurrent", "once", "excluded"]),
-    default="recurrent",
-    help="Count the injection in N_rec, in N_once or not at all [recurrent].",
-)
+@_count_injection
 @click.option(
     "--without-recurrence",
     type=float,

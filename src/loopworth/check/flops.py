@@ -7,6 +7,7 @@ runs, the second with a better R2), so exact matches with 6 N are looked for by 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,9 +80,9 @@ def _disagree(
         f"{f'; it is {named}' if named else ''}."
     )
     remedy = "Drop the column, so that FLOPs follow from the architecture, or correct it."
-    evidence = {"given_over_derived": [round(float(x), 6) for x in ratio[off]]}
+    evidence: dict[str, Any] = {"given_over_derived": [round(float(x), 6) for x in ratio[off]]}
     if named:
-        evidence |= {"equals": named}  # type: ignore[dict-item]
+        evidence["equals"] = named
     return Finding("flops_disagree", "warning", message, rows, remedy, evidence)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from loopworth.findings import Finding, join_words, name_rows
+from loopworth.findings import Finding, Severity, join_words, name_rows
 from loopworth.quantities import format_flops
 from loopworth.runs import RunTable
 from loopworth.table.blocks import SAME_BUDGET
@@ -63,14 +63,12 @@ def grid_findings(table: RunTable, withheld: Iterable[tuple[float, float]] = ())
             message += " phi rests on the law's form there, and intervals on the other cells."
         remedy = "Run them, or say that they were left out and why." if full else ""
         evidence = {"cells": [{"budget_flops": c, "recurrence": r} for c, r in missing]}
-        severity = "warning" if full else "note"
-        findings.append(
-            Finding("missing_cells", severity, message, (), remedy, evidence)  # type: ignore[arg-type]
-        )
+        severity: Severity = "warning" if full else "note"
+        findings.append(Finding("missing_cells", severity, message, (), remedy, evidence))
     return findings
 
 
-def _list(words: object) -> str:
-    listed = list(words)  # type: ignore[call-overload]
+def _list(words: Iterable[str]) -> str:
+    listed = list(words)
     hidden = len(listed) - _SHOWN
     return join_words([*listed[:_SHOWN], *([f"{hidden} more"] if hidden > 0 else [])])

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loopworth.check.report import SeedNoise
-from loopworth.findings import Finding, join_words, name_rows
+from loopworth.findings import Finding, Severity, join_words, name_rows
 from loopworth.runs import RunTable
 from loopworth.table.draft import Draft
 from loopworth.table.values import Floats, distinct
@@ -200,6 +200,10 @@ def _pooled(draft: Draft, groups: Sequence[Places]) -> SeedNoise:
     return SeedNoise(math.sqrt(squares / dof), dof, len(groups), rows, labelled)
 
 
+# Code, severity, what is mixed, the label of each run, the runs it is about, the remedy.
+_Check = tuple[str, Severity, str, Sequence[str | None], NDArray[np.bool_] | None, str]
+
+
 def mixture_findings(table: RunTable, local: Floats | None) -> list[Finding]:
     """Say where runs of several recipes, methods, vocabularies, seeds or loss sources are mixed.
 
@@ -208,7 +212,7 @@ def mixture_findings(table: RunTable, local: Floats | None) -> list[Finding]:
     looped = table.recurrence > 1
     vocabularies = [str(spec.vocab_size) if spec else None for spec in table.specs]
     recipes = table.labels.get("recipe", ())
-    checks = (
+    checks: tuple[_Check, ...] = (
         ("mixed_recipes", "warning", "recipes", recipes, None,
          "Fit them apart: recipe is part of what a run is. Another recipe moves a loss by 7 to 13 "
          "mnats, the size of the effects that are looked for."),
@@ -247,7 +251,7 @@ def methods_of(table: RunTable) -> list[str | None]:
 
 
 def _mixed(
-    table: RunTable, code: str, severity: str, words: str, labels: Sequence[str | None],
+    table: RunTable, code: str, severity: Severity, words: str, labels: Sequence[str | None],
     among: NDArray[np.bool_] | None, remedy: str,
 ) -> Finding | None:  # fmt: skip
     """Return a finding that names the rows of all labels but the most common one."""
@@ -267,7 +271,7 @@ def _mixed(
         f"All but {_word(usual)}: {name_rows(rows)}."
     )
     evidence = {"counts": {_word(label): counts[label] for label in counts}}
-    return Finding(code, severity, message, rows, remedy, evidence)  # type: ignore[arg-type]
+    return Finding(code, severity, message, rows, remedy, evidence)
 
 
 def _word(label: str | None) -> str:

@@ -9,13 +9,20 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from loopworth.findings import Finding, join_words
-from loopworth.ledger import REFERENCE_BATCH_TOKENS, Convention, Ledger, horizon, ledger
+from loopworth.ledger import (
+    REFERENCE_BATCH_TOKENS,
+    Convention,
+    CountInjection,
+    Ledger,
+    horizon,
+    ledger,
+)
 from loopworth.spec import ModelSpec
 from loopworth.table.columns import ARCHITECTURE, DIRECT
 from loopworth.table.draft import Draft
@@ -171,12 +178,11 @@ def all_conventions() -> tuple[Convention, ...]:
     >>> [convention.injection for convention in all_conventions()[:3]]
     ['recurrent', 'once', 'excluded']
     """
-    places = ("recurrent", "once", "excluded")
     return tuple(
-        Convention(place, norms=norms, embeddings=embeddings)  # type: ignore[arg-type]
+        Convention(place, norms=norms, embeddings=embeddings)
         for norms in (True, False)
         for embeddings in (False, True)
-        for place in places
+        for place in get_args(CountInjection)
     )
 
 
