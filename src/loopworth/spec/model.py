@@ -5,14 +5,14 @@ then `n_coda` layers once. Everything else in the package (parameters, FLOPs, th
 derived from a `ModelSpec`; a wrong one cannot exist, because it is refused where it is made.
 """
 
-import difflib
 import hashlib
 import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from numbers import Integral, Real
 from typing import Any, Literal, Self, get_args
+
+from loopworth.spec.checks import divisors, hint, json_object, listed, one_of, real, whole
 
 Injection = Literal["none", "passthrough", "linear", "additive", "diagonal", "hyperconnections"]
 MlpKind = Literal["squared_relu", "swiglu"]
@@ -76,17 +76,17 @@ class ModelSpec:
             value = getattr(self, name)
             if value is None and name in _OPTIONAL:
                 continue
-            object.__setattr__(self, name, _whole(name, value, least))
+            object.__setattr__(self, name, whole(name, value, least, optional=name in _OPTIONAL))
         object.__setattr__(self, "recurrence", _recurrence(self.recurrence))
-        ratio = _real("mlp_ratio", self.mlp_ratio, "a positive number", "4 or 8/3 are usual")
+        ratio = real("mlp_ratio", self.mlp_ratio, "a positive number", "4 or 8/3 are usual")
         object.__setattr__(self, "mlp_ratio", ratio)
         if self.mlp_width < 1:
             raise ValueError(
                 f"mlp_ratio={ratio} gives an MLP without hidden units at "
                 f"d_model={self.d_model}; use a larger ratio, 4 is usual"
             )
-        _one_of("injection", self.injection, get_args(Injection))
-        _one_of("mlp_kind", self.mlp_kind, get_args(MlpKind))
+        one_of("injection", self.injection, get_args(Injection))
+        one_of("mlp_kind", self.mlp_kind, get_args(MlpKind))
         if not isinstance(self.tied_embeddings, bool):
             raise ValueError(f"tied_embeddings={self.tied_embeddings!r} must be true or false")
 
@@ -101,7 +101,7 @@ class ModelSpec:
         if self.n_kv_heads is not None and self.n_heads % self.n_kv_heads:
             raise ValueError(
                 f"n_kv_heads={self.n_kv_heads} does not divide the {self.n_heads} heads "
-                f"(d_model / head_dim); use {_listed(_divisors(self.n_heads))}"
+                f"(d_model / head_dim); use {listed(divisors(self.n_heads))}"
             )
 
     def _check_loop(self) -> None:
@@ -147,7 +147,7 @@ class ModelSpec:
         >>> ModelSpec.from_scale(13).d_model
         896
         """
-        scale = _real("s", s, "a positive number", "d_model is about 64 s")
+        scale = real("s", s, "a positive number", "d_model is about 64 s")
         return cls(d_model=math.ceil(64 * scale / 128) * 128, **others)
 
     @property
@@ -220,11 +220,11 @@ class ModelSpec:
         >>> ModelSpec.from_json('{"d_model": 640, "recurrence": 8}').recurrence
         8
         """
-        given = _json_object(source) if isinstance(source, str) else source
+        given = json_object(source) if isinstance(source, str) else source
         known = [field.name for field in fields(cls)]
         for name in given:
             if name not in known:
-                raise ValueError(f"{name!r} is not a field of a model spec; {_hint(name, known)}")
+                raise ValueError(f"{name!r} is not a field of a model spec; {hint(name, known)}")
         if "d_model" not in given:
             raise ValueError("the model spec has no d_model, the width; add it, such as 640")
         return cls(**given)
@@ -246,76 +246,9 @@ _LEAST = {
 _OPTIONAL = ("bptt_window", "n_kv_heads")
 
 
-def _whole(name: str, value: object, least: int) -> int:
-    """Return a whole number of at least `least`; numpy's integers count, True and 4.0 do not."""
-    if isinstance(value, bool) or not isinstance(value, Integral):
-        remedy = ""
-        if isinstance(value, float) and value.is_integer():
-            remedy = f"; use {int(value)}"
-        elif name in _OPTIONAL:
-            remedy = " or None"
-        kind = type(value).__name__
-        raise ValueError(f"{name}={value!r} is of type {kind}; it must be a whole number{remedy}")
-    if value < least:
-        raise ValueError(f"{name}={value} is too small; it must be {least} or more")
-    return int(value)
-
-
-def _real(name: str, value: object, allowed: str, remedy: str) -> float:
-    """Return a positive finite number."""
-    if isinstance(value, bool) or not isinstance(value, Real):
-        kind = type(value).__name__
-        raise ValueError(f"{name}={value!r} is of type {kind}; it must be {allowed} ({remedy})")
-    number = float(value)
-    if not math.isfinite(number) or number <= 0:
-        raise ValueError(f"{name}={value} must be {allowed} ({remedy})")
-    return number
-
-
 def _recurrence(value: object) -> int | float:
     """Return a recurrence of at least 1: an int, or a float where it is not whole."""
-    number = _real("recurrence", value, "a finite number of at least 1", "1 is no loop")
+    number = real("recurrence", value, "a finite number of at least 1", "1 is no loop")
     if number < 1:
         raise ValueError(f"recurrence={value} is below 1; use 1 for a model without a loop")
     return int(number) if number.is_integer() else number
-
-
-def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
-    """Refuse a value that is not one of the allowed words."""
-    if not isinstance(value, str) or value not in allowed:
-        hint = _hint(value, list(allowed)) if isinstance(value, str) else _allowed(allowed)
-        raise ValueError(f"{name}={value!r} is unknown; {hint}")
-
-
-def _hint(word: str, known: list[str]) -> str:
-    """Say which known word was probably meant, and which there are."""
-    close = difflib.get_close_matches(str(word), known, n=1)
-    return (f"did you mean {close[0]!r}? " if close else "") + _allowed(known)
-
-
-def _allowed(known: list[str] | tuple[str, ...]) -> str:
-    return f"use {_listed([*known])}"
-
-
-def _listed(items: list[Any]) -> str:
-    """Write `a, b or c`."""
-    words = [str(item) for item in items]
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
-
-
-def _divisors(number: int) -> list[int]:
-    return [n for n in range(1, number + 1) if number % n == 0]
-
-
-def _json_object(text: str) -> Mapping[str, Any]:
-    """Parse JSON text that must hold one object."""
-    try:
-        value = json.loads(text)
-    except json.JSONDecodeError as problem:
-        raise ValueError(f"the model spec is not JSON: {problem}") from problem
-    if not isinstance(value, dict):
-        raise ValueError(
-            f"the model spec is JSON but a {type(value).__name__}; use one object, "
-            'such as {"d_model": 640}'
-        )
-    return value

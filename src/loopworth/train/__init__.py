@@ -1,0 +1,1 @@
+"""One training run, from a spec to its result."""

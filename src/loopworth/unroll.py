@@ -1,0 +1,1 @@
+"""How many recurrences run at a step, and how many of the last carry gradient."""
