@@ -1,0 +1,111 @@
+"""Which rows a step reads: a seeded permutation of all rows per epoch, and nothing to remember.
+
+The rows of step t are a function of (seed, t) alone. So a run resumes without a data state, on any
+number of processes, and each process takes its own share of the same global step.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loopworth.data.tokens import TokenSplit
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_ROUNDS = 6
+_LEAST_BITS = 4  # of each half: below, a Feistel network has too few different orders
+
+
+class Batches:
+    """The batches of a run.
+
+    split, context   what rows are cut from, and their length
+    rows_per_step    rows of a step, over all processes and micro-batches
+    seed             of the order
+
+    Steps follow each other through an epoch and into the next; every row is read once an epoch.
+    Raises ValueError where the split has no row of that context.
+    """
+
+    def __init__(self, split: TokenSplit, context: int, rows_per_step: int, seed: int = 0) -> None:
+        self.split, self.context, self.rows_per_step = split, context, rows_per_step
+        self.n_rows, self.seed = split.n_rows(context), seed
+        if rows_per_step < 1:
+            raise ValueError(f"rows_per_step={rows_per_step} must be 1 or more")
+        if self.n_rows == 0:
+            raise ValueError(
+                f"{split.name} has {split.n_tokens} tokens, too few for one row of context "
+                f"{context}; use more text or a shorter context"
+            )
+
+    def step(self, t: int, *, rank: int = 0, world: int = 1) -> NDArray[np.int64]:
+        """Return the row indices that process `rank` of `world` reads in step t, counted from 0.
+
+        The shares are contiguous: put end to end in order of rank they are the step of one process.
+        Raises ValueError where the rows of a step cannot be shared equally.
+        """
+        if not 0 <= rank < world:
+            raise ValueError(f"rank={rank} must be from 0 to world - 1 = {world - 1}")
+        if self.rows_per_step % world:
+            raise ValueError(
+                f"rows_per_step={self.rows_per_step} cannot be shared by world={world} processes; "
+                "use a multiple"
+            )
+        share = self.rows_per_step // world
+        first = t * self.rows_per_step + rank * share
+        place = np.arange(first, first + share, dtype=np.int64)
+        epoch_N, within_N = np.divmod(place, self.n_rows)
+        rows_N = np.empty(share, np.int64)
+        for epoch in np.unique(
+            epoch_N
+        ):  # one, or two at the seam of epochs, unless the set is tiny
+            mine = epoch_N == epoch
+            rows_N[mine] = permute(within_N[mine], self.n_rows, self.seed, int(epoch))
+        return rows_N
+
+    def rows(self, t: int, *, rank: int = 0, world: int = 1) -> NDArray[np.int64]:
+        """Return the tokens of `step`: int64 (rows, context + 1)."""
+        return self.split.rows(self.step(t, rank=rank, world=world), self.context)
+
+    def epoch(self, t: int) -> float:
+        """Return how many times all rows have been read before step t: 0.5 is half of them."""
+        return t * self.rows_per_step / self.n_rows
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Return how many whole steps read no row twice."""
+        return self.n_rows // self.rows_per_step
+
+
+def permute(index: NDArray[np.int64], n: int, seed: int, epoch: int = 0) -> NDArray[np.int64]:
+    """Map indices below n one to one onto indices below n, in an order drawn by seed and epoch.
+
+    A Feistel network on the bits of the index, repeated until the result is below n. It needs no
+    table, however large n is, and does not depend on the version of a random generator.
+    Source: Black and Rogaway, Ciphers with arbitrary finite domains (2002), section 5.
+
+    >>> sorted(permute(np.arange(7), 7, seed=0).tolist())
+    [0, 1, 2, 3, 4, 5, 6]
+    """
+    bits = max(_LEAST_BITS, ((n - 1).bit_length() + 1) // 2)
+    half, mask = np.uint64(bits), np.uint64(2**bits - 1)
+    keys = _mix(_mix(np.uint64(seed % 2**64)) + np.uint64(epoch) * _GOLDEN)
+    round_keys = [_mix(keys + np.uint64(k) * _GOLDEN) for k in range(_ROUNDS)]
+    result = index.astype(np.uint64)
+    left_out = np.arange(len(index)) if n > 1 else np.arange(0)
+    while left_out.size:
+        value = result[left_out]
+        left, right = value >> half, value & mask
+        for key in round_keys:
+            left, right = right, left ^ (_mix(right ^ key) & mask)
+        result[left_out] = value = (left << half) | right
+        left_out = left_out[value >= np.uint64(n)]
+    return result.astype(np.int64)
+
+
+def _mix(value: NDArray[np.uint64] | np.uint64) -> NDArray[np.uint64]:
+    """Scatter the bits of 64-bit words; the finaliser of SplitMix64 (Steele et al. 2014)."""
+    word = np.atleast_1d(value) + _GOLDEN
+    word = (word ^ (word >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    word = (word ^ (word >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return word ^ (word >> np.uint64(31))
