@@ -9,11 +9,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from loopworth.data.shuffle import permute
 from loopworth.data.tokens import TokenSplit
-
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_ROUNDS = 6
-_LEAST_BITS = 4  # of each half: below, a Feistel network has too few different orders
 
 
 class Batches:
@@ -75,37 +72,3 @@ class Batches:
     def steps_per_epoch(self) -> int:
         """Return how many whole steps read no row twice."""
         return self.n_rows // self.rows_per_step
-
-
-def permute(index: NDArray[np.int64], n: int, seed: int, epoch: int = 0) -> NDArray[np.int64]:
-    """Map indices below n one to one onto indices below n, in an order drawn by seed and epoch.
-
-    A Feistel network on the bits of the index, repeated until the result is below n. It needs no
-    table, however large n is, and does not depend on the version of a random generator.
-    Source: Black and Rogaway, Ciphers with arbitrary finite domains (2002), section 5.
-
-    >>> sorted(permute(np.arange(7), 7, seed=0).tolist())
-    [0, 1, 2, 3, 4, 5, 6]
-    """
-    bits = max(_LEAST_BITS, ((n - 1).bit_length() + 1) // 2)
-    half, mask = np.uint64(bits), np.uint64(2**bits - 1)
-    keys = _mix(_mix(np.uint64(seed % 2**64)) + np.uint64(epoch) * _GOLDEN)
-    round_keys = [_mix(keys + np.uint64(k) * _GOLDEN) for k in range(_ROUNDS)]
-    result = index.astype(np.uint64)
-    left_out = np.arange(len(index)) if n > 1 else np.arange(0)
-    while left_out.size:
-        value = result[left_out]
-        left, right = value >> half, value & mask
-        for key in round_keys:
-            left, right = right, left ^ (_mix(right ^ key) & mask)
-        result[left_out] = value = (left << half) | right
-        left_out = left_out[value >= np.uint64(n)]
-    return result.astype(np.int64)
-
-
-def _mix(value: NDArray[np.uint64] | np.uint64) -> NDArray[np.uint64]:
-    """Scatter the bits of 64-bit words; the finaliser of SplitMix64 (Steele et al. 2014)."""
-    word = np.atleast_1d(value) + _GOLDEN
-    word = (word ^ (word >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    word = (word ^ (word >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return word ^ (word >> np.uint64(31))

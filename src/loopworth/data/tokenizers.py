@@ -6,7 +6,7 @@ is a `tokenizer.json` (`loopworth.data.bpe`). All put one BOS before a document 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -23,13 +23,14 @@ class Tokenizer(Protocol):
     vocab_size   number of ids, BOS included; ids are below it
     bos          the id that starts a document; no text contains it
     token_bytes  (vocab_size,) UTF-8 bytes of the text of each id; 0 for BOS and other specials.
-                 float64, whole numbers where the tokenizer keeps every byte
+    exact        token_bytes of a text's ids always add up to its bytes
     """
 
     name: str
     vocab_size: int
     bos: int
     token_bytes: NDArray[np.float64]
+    exact: bool
 
     def encode_batch(self, texts: Sequence[str]) -> tuple[Ids, NDArray[np.int64]]:
         """Return the ids of all texts end to end, without BOS, and the length of each."""
@@ -59,6 +60,7 @@ class ByteTokenizer:
     name = "bytes"
     vocab_size = 257
     bos = 256
+    exact = True
 
     def __init__(self) -> None:
         self.token_bytes = np.ones(257)
@@ -77,7 +79,8 @@ class ByteTokenizer:
     def decode(self, ids: ArrayLike) -> str:
         """Return the text of bytes; a cut character becomes U+FFFD."""
         known = checked(ids, self.vocab_size)
-        return known[known != self.bos].astype(np.uint8).tobytes().decode(errors="replace")
+        data: bytes = known[known != self.bos].astype(np.uint8).tobytes()
+        return data.decode(errors="replace")
 
     def to_json(self) -> dict[str, Any]:
         """Return the name; there is nothing else to know."""
@@ -95,6 +98,7 @@ class CharTokenizer:
     """
 
     name = "chars"
+    exact = True
 
     def __init__(self, characters: str) -> None:
         self.characters = "".join(sorted(set(characters)))
@@ -133,7 +137,8 @@ class CharTokenizer:
     def decode(self, ids: ArrayLike) -> str:
         """Return the characters of ids."""
         known = checked(ids, self.vocab_size)
-        return self._points[known[known != self.bos]].tobytes().decode("utf-32-le")
+        data: bytes = self._points[known[known != self.bos]].tobytes()
+        return data.decode("utf-32-le")
 
     def to_json(self) -> dict[str, Any]:
         """Return the name and the characters."""
@@ -161,6 +166,18 @@ def checked(ids: ArrayLike, vocab_size: int) -> NDArray[np.int64]:
             "the columns that pad the vocabulary"
         )
     return known
+
+
+def characters(batches: Iterable[Sequence[str]]) -> str:
+    """Return the characters that occur in texts, each once, in code point order.
+
+    >>> characters([["banana", "bé"]])
+    'abné'
+    """
+    seen = np.zeros(0x110000, bool)
+    for texts in batches:
+        seen[_code_points("".join(texts))] = True
+    return "".join(map(chr, np.flatnonzero(seen).tolist()))
 
 
 def _code_points(text: str) -> NDArray[np.uint32]:

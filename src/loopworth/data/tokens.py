@@ -142,10 +142,11 @@ class TokenData:
             return self.tokenizer.token_bytes
         parts = self.sidecar.splits.values()
         nominal = sum(part["token_bytes"] for part in parts)
-        return self.tokenizer.token_bytes * (sum(part["bytes"] for part in parts) / nominal)
+        scale: float = sum(part["bytes"] for part in parts) / nominal
+        return self.tokenizer.token_bytes * scale
 
     def verify(self) -> None:
-        """Read every file and compare its sha256; raises ValueError that names the first bad one."""
+        """Read every file and compare its sha256; raises ValueError that names a bad one."""
         for part in self.sidecar.splits.values():
             for shard in part["shards"]:
                 verify_file(self.folder, shard["file"], shard["sha256"])
