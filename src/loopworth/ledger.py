@@ -7,6 +7,8 @@ of arXiv 2604.21106 and its public code, on which the published tokens rest: D =
 token, so a wrong count moves phi without a trace.
 """
 
+import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any, Literal, get_args
@@ -14,7 +16,9 @@ from typing import Any, Literal, get_args
 from loopworth.quantities import format_count, format_flops
 from loopworth.spec import ModelSpec
 
-Group = Literal["embedding", "prelude", "recur", "injection", "coda", "norm", "head"]
+Group = Literal[
+    "embedding", "prelude", "recur", "injection", "conditioning", "coda", "norm", "head"
+]
 CountInjection = Literal["recurrent", "once", "excluded"]
 
 REFERENCE_BATCH_TOKENS = 2**18  # tokens a step in the published runs
@@ -209,7 +213,9 @@ def ledger(spec: ModelSpec) -> Ledger:
     rows = [_free("embedding.token", "embedding", "lookup", vocab * d, (1, 1))]
     rows += [_free("norm.embedding", "norm", "norm", d, (1, 1))]
     rows += _layers("prelude", spec, spec.n_prelude, (1, 1))
-    rows += _injection(spec, loop)
+    rows += INJECTION_ROWS[spec.injection](spec, loop)
+    for name in spec.conditioning:
+        rows += CONDITIONING_ROWS[name](spec, loop)
     rows += _layers("recur", spec, spec.n_recur, loop)
     rows += [_free("norm.recur", "norm", "norm", d, loop)]
     rows += _layers("coda", spec, spec.n_coda, (1, 1))
@@ -249,22 +255,33 @@ def _free(name: str, group: Group, kind: str, parameters: int, visits: Visits) -
     return _row(name, group, kind, 1, parameters, visits, weights=0)
 
 
+def layer_matrices(spec: ModelSpec) -> dict[str, tuple[int, int]]:
+    """Return the matrices of one layer by name, each as (outputs, inputs).
+
+    >>> layer_matrices(ModelSpec(640))["mlp.up"]
+    (2560, 640)
+    """
+    d, kv_width, hidden = spec.d_model, spec.kv_heads * spec.head_dim, spec.mlp_width
+    gate = {"mlp.gate": (hidden, d)} if spec.mlp_kind == "swiglu" else {}
+    return {
+        "attention.q": (d, d),
+        "attention.k": (kv_width, d),
+        "attention.v": (kv_width, d),
+        "attention.o": (d, d),
+        **gate,
+        "mlp.up": (hidden, d),
+        "mlp.down": (d, hidden),
+    }
+
+
 def _layers(group: Group, spec: ModelSpec, layers: int, visits: Visits) -> list[TensorRow]:
     """Return the tensors of `layers` transformer layers, each row the sum over the layers."""
     if layers == 0:
         return []
-    d, kv_width, hidden = spec.d_model, spec.kv_heads * spec.head_dim, spec.mlp_width
-    matrices = {
-        "attention.q": d * d,
-        "attention.k": d * kv_width,
-        "attention.v": d * kv_width,
-        "attention.o": d * d,
-    }
-    matrices |= {"mlp.gate": d * hidden} if spec.mlp_kind == "swiglu" else {}
-    matrices |= {"mlp.up": d * hidden, "mlp.down": hidden * d}
+    d = spec.d_model
     rows = [
-        _row(f"{group}.{name}", group, "matrix", layers, layers * size, visits)
-        for name, size in matrices.items()
+        _row(f"{group}.{name}", group, "matrix", layers, layers * math.prod(shape), visits)
+        for name, shape in layer_matrices(spec).items()
     ]
     # Scores and their product with v are 2 d T each: as much as 2 d T weights.
     scores = layers * 2 * d * spec.context
@@ -276,20 +293,64 @@ def _layers(group: Group, spec: ModelSpec, layers: int, visits: Visits) -> list[
     return rows
 
 
-def _injection(spec: ModelSpec, loop: Visits) -> list[TensorRow]:
-    """Return the injection's tensors, all of which are used at each recurrence."""
-    d = spec.d_model
-    if spec.injection == "linear":
-        return [_row("injection.linear", "injection", "matrix", 1, 2 * d * d, loop)]
-    if spec.injection == "diagonal":
-        return [_row("injection.diagonal", "injection", "vector", 1, 2 * d, loop)]
-    if spec.injection == "hyperconnections":
-        # Every recurrence has its own N^2 + 2 N scalars; mixing the lanes with them costs a token
-        # (N^2 + 2 N) d "equivalent parameters" a recurrence.
-        scalars = spec.n_lanes**2 + 2 * spec.n_lanes
-        stored = int(spec.recurrence) * scalars
-        return [_row("injection.lanes", "injection", "lanes", 1, stored, loop, weights=scalars * d)]
+def _no_rows(_spec: ModelSpec, _loop: Visits) -> list[TensorRow]:
     return []
+
+
+def _linear(spec: ModelSpec, loop: Visits) -> list[TensorRow]:
+    return [_row("injection.linear", "injection", "matrix", 1, 2 * spec.d_model**2, loop)]
+
+
+def _diagonal(spec: ModelSpec, loop: Visits) -> list[TensorRow]:
+    return [_row("injection.diagonal", "injection", "vector", 1, 2 * spec.d_model, loop)]
+
+
+def _lanes(spec: ModelSpec, loop: Visits) -> list[TensorRow]:
+    # Every recurrence has its own N^2 + 2 N scalars; mixing the lanes with them costs a token
+    # (N^2 + 2 N) d "equivalent parameters" a recurrence.
+    scalars = spec.n_lanes**2 + 2 * spec.n_lanes
+    stored, weights = int(spec.recurrence) * scalars, scalars * spec.d_model
+    return [_row("injection.lanes", "injection", "lanes", 1, stored, loop, weights=weights)]
+
+
+def _per_recurrence(
+    name: str, kind: str, layers: int, size: int, spec: ModelSpec, loop: Visits
+) -> list[TensorRow]:
+    """Return the row of a conditioning that has `size` parameters for each recurrence."""
+    stored = int(spec.recurrence) * size
+    return [_row(f"conditioning.{name}", "conditioning", kind, layers, stored, loop, weights=size)]
+
+
+def _loop_embedding(spec: ModelSpec, loop: Visits) -> list[TensorRow]:
+    return _per_recurrence("loop_embedding", "vector", 1, spec.d_model, spec, loop)
+
+
+def _loop_norm(spec: ModelSpec, loop: Visits) -> list[TensorRow]:
+    # Folded into the scale of the norm, which is free.
+    stored = int(spec.recurrence) * spec.d_model
+    return [_free("conditioning.loop_norm", "conditioning", "norm", stored, loop)]
+
+
+def _low_rank(spec: ModelSpec, loop: Visits) -> list[TensorRow]:
+    sides = sum(rows + columns for rows, columns in layer_matrices(spec).values())
+    size = spec.n_recur * spec.conditioning_rank * sides
+    return _per_recurrence("low_rank", "matrix", spec.n_recur, size, spec, loop)
+
+
+# The rows of every injection and conditioning, under the names that `loopworth.model` builds.
+INJECTION_ROWS: dict[str, Callable[[ModelSpec, Visits], list[TensorRow]]] = {
+    "none": _no_rows,
+    "passthrough": _no_rows,
+    "linear": _linear,
+    "additive": _no_rows,
+    "diagonal": _diagonal,
+    "hyperconnections": _lanes,
+}
+CONDITIONING_ROWS: dict[str, Callable[[ModelSpec, Visits], list[TensorRow]]] = {
+    "loop_embedding": _loop_embedding,
+    "loop_norm": _loop_norm,
+    "low_rank": _low_rank,
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ derived from a `ModelSpec`; a wrong one cannot exist, because it is refused wher
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, Self, get_args
 
@@ -16,6 +16,7 @@ from loopworth.spec.checks import divisors, hint, json_object, listed, one_of, r
 
 Injection = Literal["none", "passthrough", "linear", "additive", "diagonal", "hyperconnections"]
 MlpKind = Literal["squared_relu", "swiglu"]
+Conditioning = Literal["loop_embedding", "loop_norm", "low_rank"]
 
 # These give the input of the loop no way into the later recurrences but the state itself.
 _STATE_ONLY = ("none", "passthrough")
@@ -40,6 +41,10 @@ class ModelSpec:
       mlp_ratio     hidden width / d_model; `mlp_width` is the product, rounded
       mlp_kind      squared_relu (two matrices) or swiglu (three)
       tied_embeddings   the head shares the token embedding's parameters
+      conditioning  what tells one recurrence from another, any of: loop_embedding (a vector added
+                    to the block's input), loop_norm (its own scale of the norm of the state),
+                    low_rank (a low-rank change of every matrix of the block)
+      conditioning_rank   rank of low_rank
 
     Raises ValueError that names the field, its value, what is allowed and the remedy.
     Source: arXiv 2604.21106, section 3 and its public code (1-D layout, injections).
@@ -64,6 +69,8 @@ class ModelSpec:
     mlp_ratio: float = 4.0
     mlp_kind: MlpKind = "squared_relu"
     tied_embeddings: bool = False
+    conditioning: tuple[Conditioning, ...] = ()
+    conditioning_rank: int = 8
 
     def __post_init__(self) -> None:
         """Refuse what is not a model, and bring equal numbers into one form (4.0 becomes 4)."""
@@ -89,6 +96,7 @@ class ModelSpec:
         one_of("mlp_kind", self.mlp_kind, get_args(MlpKind))
         if not isinstance(self.tied_embeddings, bool):
             raise ValueError(f"tied_embeddings={self.tied_embeddings!r} must be true or false")
+        object.__setattr__(self, "conditioning", _conditioning(self.conditioning))
 
     def _check_heads(self) -> None:
         if self.d_model % self.head_dim:
@@ -117,12 +125,14 @@ class ModelSpec:
                     f"n_lanes={self.n_lanes} is too few for injection='hyperconnections'; "
                     "use 2 or more"
                 )
-            if not isinstance(self.recurrence, int):
-                raise ValueError(
-                    f"recurrence={self.recurrence} must be a whole number with "
-                    "injection='hyperconnections', whose lanes have parameters for each "
-                    "recurrence; use the largest recurrence that is trained"
-                )
+        if self.has_parameters_per_recurrence and not isinstance(self.recurrence, int):
+            owner = f"conditioning={self.conditioning}"
+            if self.injection == "hyperconnections":
+                owner = "injection='hyperconnections'"
+            raise ValueError(
+                f"recurrence={self.recurrence} must be a whole number with {owner}, which has "
+                "parameters for each recurrence; use the largest recurrence that is trained"
+            )
         if self.bptt_window is None:
             return
         if self.bptt_window > self.recurrence:
@@ -166,6 +176,11 @@ class ModelSpec:
         return round(self.mlp_ratio * self.d_model)
 
     @property
+    def has_parameters_per_recurrence(self) -> bool:
+        """Whether a recurrence beyond the trained ones has no parameters of its own."""
+        return self.injection == "hyperconnections" or bool(self.conditioning)
+
+    @property
     def gradient_visits(self) -> int | float:
         """Recurrences that carry gradient, min(recurrence, bptt_window)."""
         return self.recurrence if self.bptt_window is None else self.bptt_window
@@ -179,7 +194,7 @@ class ModelSpec:
         """Return the spec with every field that makes no difference at its default.
 
         A full window becomes None, as do kv heads equal to the heads; lanes without
-        hyperconnections become 2.
+        hyperconnections become 2; conditioning is sorted.
 
         >>> ModelSpec(640, bptt_window=4).canonical() == ModelSpec(640)
         True
@@ -189,6 +204,8 @@ class ModelSpec:
             bptt_window=None if self.bptt_window == self.recurrence else self.bptt_window,
             n_kv_heads=None if self.n_kv_heads == self.n_heads else self.n_kv_heads,
             n_lanes=self.n_lanes if self.injection == "hyperconnections" else 2,
+            conditioning=tuple(sorted(self.conditioning)),
+            conditioning_rank=self.conditioning_rank if "low_rank" in self.conditioning else 8,
         )
 
     def content_hash(self) -> str:
@@ -199,7 +216,11 @@ class ModelSpec:
         >>> ModelSpec(640, bptt_window=4).content_hash() == ModelSpec(640).content_hash()
         True
         """
-        text = json.dumps(self.canonical().to_json(), sort_keys=True, separators=(",", ":"))
+        value = self.canonical().to_json()
+        for name, default in _ADDED.items():  # a hash outlives the addition of a field
+            if value[name] == default:
+                del value[name]
+        text = json.dumps(value, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
 
     def to_json(self) -> dict[str, Any]:
@@ -208,7 +229,7 @@ class ModelSpec:
         >>> ModelSpec(640).to_json()["recurrence"]
         4
         """
-        return asdict(self)
+        return asdict(self) | {"conditioning": list(self.conditioning)}
 
     @classmethod
     def from_json(cls, source: str | Mapping[str, Any]) -> Self:
@@ -242,8 +263,26 @@ _LEAST = {
     "context": 1,
     "head_dim": 1,
     "n_kv_heads": 1,
+    "conditioning_rank": 1,
 }
 _OPTIONAL = ("bptt_window", "n_kv_heads")
+# Fields that came after the first hashes were stored, as they are in JSON: at these values they
+# are left out of the hash.
+_ADDED: dict[str, object] = {"conditioning": [], "conditioning_rank": 8}
+
+
+def _conditioning(value: object) -> tuple[str, ...]:
+    """Return the names of the conditioning, each known and none twice; a list counts."""
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise ValueError(
+            f"conditioning={value!r} must be a list of names; use any of "
+            f"{listed([*get_args(Conditioning)])}, or none"
+        )
+    for name in value:
+        one_of("conditioning", name, get_args(Conditioning))
+    if len(set(value)) < len(value):
+        raise ValueError(f"conditioning={value!r} names one twice; name each once")
+    return tuple(value)
 
 
 def _recurrence(value: object) -> int | float:

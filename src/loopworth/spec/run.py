@@ -242,7 +242,7 @@ class RunSpec:
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as a dict that `json.dumps` writes."""
-        return asdict(self)
+        return asdict(self) | {"model": self.model.to_json()}
 
     @classmethod
     def from_json(cls, source: str | Mapping[str, Any]) -> Self:
