@@ -8,20 +8,10 @@ import pytest
 
 from loopworth import Convention, fit, load_runs
 from loopworth.datasets import published
-from loopworth.law.extrapolate import (
-    Point,
-    Prediction,
-    against,
-    against_findings,
-    extrapolate,
-    extrapolation_findings,
-    hold_against,
-    predict,
-    published_law,
-    published_points,
-    read_law,
-)
+from loopworth.law.extrapolate import Prediction, extrapolate, extrapolation_findings, predict
 from loopworth.law.leaveout import rms
+from loopworth.law.pasted import against, hold_against, published_law, read_law
+from loopworth.law.points import Point, published_points, recipe_findings
 from loopworth.report.fit_report import FitReport
 
 
@@ -110,6 +100,40 @@ class TestSteps:
     def test_one_budget_counts_as_one_step(self, result):
         assert self.at(result, 8e18, budgets=[4e18]).steps == 1.0
 
+    @pytest.mark.parametrize(
+        ("recurrence", "steps"),
+        [(1.0, 0.0), (4.0, 0.0), (4.0 + 1e-7, 0.0), (3.0, 1.0), (10.0, 1.0), (16.0, 1.0),
+         (32.0, 2.0), (64.0, 3.0)],
+    )  # fmt: skip
+    def test_a_recurrence_that_was_not_run_costs_what_leaving_one_out_did(
+        self, result, recurrence, steps
+    ):
+        point = Point("x", recurrence, 1e8, 1e8, 1e10, 8e18, math.nan)
+        (found,) = predict(
+            result.law, result.bootstrap, [point], 0.02, inside_rms=0.012, budgets=self.budgets,
+            recurrence_rms=0.007, recurrences=[1, 2, 4, 8],
+        )  # fmt: skip
+        assert found.recurrence_steps == pytest.approx(steps)
+        assert found.sd_held_out == pytest.approx(math.hypot(0.02, 0.007 * steps))
+
+    def test_without_that_error_an_untested_recurrence_has_no_widened_interval(self, result):
+        near, far = (
+            predict(
+                result.law, result.bootstrap, [Point("x", r, 1e8, 1e8, 1e10, 3e18, math.nan)],
+                0.02, budgets=self.budgets, recurrences=[1, 2, 4, 8],
+            )[0]
+            for r in (8.0, 16.0)
+        )  # fmt: skip
+        assert near.wide95 is not None
+        assert (far.wide95, far.sd_held_out) == (None, None)
+
+    def test_the_fit_hands_over_its_own_error(self, result):
+        point = Point("x", 16.0, 1e8, 1e8, 1e9, 4.64e18, math.nan)
+        (found,) = extrapolate(result, [point])
+        errors = [rms(result.held_out, kind, "power") for kind in ("budget", "recurrence")]
+        assert errors[1] > 0.003
+        assert found.sd_held_out == pytest.approx(math.hypot(*errors))
+
     def test_the_json_says_how_it_was_widened(self, result):
         data = self.at(result, 8e18).to_json()
         assert "sqrt(sd_bootstrap^2 + sd_held_out^2)" in data["rule"]
@@ -127,11 +151,23 @@ def test_points_are_counted_under_the_convention():
 
 def test_the_recipe_is_said_to_differ(result, pair):
     points = published_points(result.convention)
-    codes = {x.code: x for x in extrapolation_findings(pair, points)}
-    assert "524,288" in codes["recipe_differs"].message
+    (finding,) = recipe_findings(points)
+    assert finding.code == "recipe_differs"
+    assert "524,288" in finding.message
+    assert "262,144" in finding.message
+    assert not list(extrapolation_findings(pair))
     missed = Prediction("far", 1.0, 1e9, 2.0, 2.5, None, 1.0, (2.4, 2.6), False)
-    codes = {x.code for x in extrapolation_findings([missed], points)}
-    assert "extrapolation_missed" in codes
+    assert [x.code for x in extrapolation_findings([missed])] == ["extrapolation_missed"]
+
+
+def test_a_pasted_law_says_once_that_the_recipe_differs(result):
+    for law in (None, "published"):
+        codes = [x.code for x in FitReport.of(result, law).findings]
+        assert codes.count("recipe_differs") == 1
+    # Without the built-in runs there are no measured points beyond the grid.
+    other = fit("schwethelm2026:hyperconnections", bootstrap=0)
+    codes = [x.code for x in FitReport.of(other, "published").findings]
+    assert "recipe_differs" not in codes
 
 
 def test_only_the_plain_method_has_published_points():
@@ -173,16 +209,11 @@ class TestAgainst:
         assert [x["miss"] for x in data] == pytest.approx(
             [2.047 - by_hand[0], 2.108 - by_hand[1]], abs=1e-9
         )
-        (finding,) = against_findings(found)
-        assert finding.code == "recipe_differs"
-        assert "524,288" in finding.message
-        assert "262,144" in finding.message
         json.dumps(found.to_json(), allow_nan=False)
 
     def test_runs_of_other_methods_bring_no_points(self):
         found = against("published", load_runs("schwethelm2026:hyperconnections"))
         assert (found.points, found.predicted) == ((), ())
-        assert list(against_findings(found)) == []
 
     def test_points_at_a_recurrence_that_a_law_does_not_know_are_left_out(self):
         table = load_runs("schwethelm2026")

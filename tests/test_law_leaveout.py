@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import t as student
 
-from loopworth import load_runs
+from loopworth import fit, load_runs
 from loopworth.law.gain import GAINS
 from loopworth.law.leaveout import (
     HeldOutRow,
@@ -106,17 +106,40 @@ def tampered(rows, factor):
 def test_outliers_are_named_and_the_fit_without_them_is_shown():
     bad = (3, 30, 55, 80, 110)
     table = tampered(bad, 1.05)
-    problem = make_problem(table)
-    found = influence(table, problem, optimise(problem).theta)
+    found = fit(table, bootstrap=0)
     assert found.without_outliers.rows == bad
     clean = optimise(make_problem(TABLE.select(~np.isin(TABLE.rows, bad)))).theta
     assert found.without_outliers.law.phi(4) == pytest.approx(clean[5], abs=1e-6)
     assert math.log(found.without_outliers.law.B) == pytest.approx(clean[2], abs=1e-5)
-    by_code = {x.code: x for x in leaveout_findings(found, (), "power")}
-    finding = by_code["outlying_runs"]
+    assert found.to_json()["without_outliers"]["rows"] == list(bad)
+    (finding,) = [x for x in found.findings if x.code == "outlying_runs"]
     assert finding.rows == bad
-    assert f"phi is {clean[5]:.3f}" in finding.message
+    assert f"phi is {clean[5]:.3f} instead of {found.phi.estimate:.3f}" in finding.message
     assert f"B {math.exp(clean[2]):.4g}" in finding.message
+
+
+@pytest.mark.parametrize("law", ["none", "bounded", "free"])
+def test_a_law_without_phi_names_its_outliers_too(law):
+    bad = (3, 55, 110)
+    found = fit(tampered(bad, 1.15), law, bootstrap=0)
+    (finding,) = [x for x in found.findings if x.code == "outlying_runs"]
+    assert finding.rows == bad
+    assert f"B {found.without_outliers.law.B:.4g}" in finding.message
+    assert ("k2 is " in finding.message) == (law == "bounded")
+
+
+def test_runs_at_one_recurrence_are_held_out_too():
+    found = fit(TABLE.select(TABLE.recurrence == 1), bootstrap=0)
+    assert {row.law for row in found.held_out} == {"none"}
+    assert {row.kind for row in found.held_out} == {"rolling", "budget"}
+
+
+def test_every_law_that_was_fitted_is_held_out():
+    found = fit(TABLE, bootstrap=0)
+    assert {row.law for row in found.held_out} == {row.key for row in found.laws} == set(GAINS)
+    again = held_out(TABLE, ["affine"])
+    mine = [row for row in found.held_out if row.law == "affine"]
+    assert [row.rmse for row in mine] == pytest.approx([row.rmse for row in again], abs=1e-7)
 
 
 @pytest.mark.parametrize("study", ["baseline", "truncated_bptt", "hyperconnections"])

@@ -53,6 +53,10 @@ class FittedLaw:
         """The gain g(r) that the constants belong to."""
         return make_gain(self.key, self.recurrences)
 
+    def knows(self, recurrence: float) -> bool:
+        """Tell whether the law says anything about a recurrence: `free` only of those it saw."""
+        return self.key != "free" or recurrence == 1.0 or recurrence in self.recurrences
+
     def g(self, recurrence: float) -> float:
         """Return how many fresh copies of the block `recurrence` passes are worth.
 

@@ -3,27 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from loopworth import __version__
 from loopworth.findings import Finding
-from loopworth.law.diagnose import (
-    Goodness,
-    ResidualRow,
-    fit_findings,
-    goodness,
-    open_constants,
-    residual_rows,
-)
+from loopworth.law.diagnose import fit_findings, goodness, open_constants, residual_rows
 from loopworth.law.fitted import FittedLaw
-from loopworth.law.gain import FloatArray
-from loopworth.law.identify import Identification, identify, identify_findings
+from loopworth.law.gain import GAINS
+from loopworth.law.identify import identify, identify_findings
 from loopworth.law.intervals import (
     Bootstrap,
-    Interval,
     Profile,
     block_bootstrap,
     profile,
@@ -31,18 +21,17 @@ from loopworth.law.intervals import (
 )
 from loopworth.law.joint import GAIN, Problem
 from loopworth.law.leaveout import (
-    HeldOutRow,
-    InfluenceTable,
+    fit_without,
     held_out,
     influence,
     leaveout_findings,
+    outlier_findings,
+    outlying_rows,
 )
+from loopworth.law.result import Estimate, Fit
 from loopworth.law.rivals import (
     ConventionRow,
     GainRow,
-    HalfRow,
-    LawRow,
-    RecurrenceRow,
     convention_rows,
     gain_rows,
     half_rows,
@@ -52,6 +41,12 @@ from loopworth.law.rivals import (
     rival_findings,
 )
 from loopworth.law.solve import Optimum, optimise
+from loopworth.law.untested import (
+    UntestedRow,
+    rival_draws,
+    untested_findings,
+    untested_rows,
+)
 from loopworth.ledger import Convention
 from loopworth.runs import RunTable, load_runs
 from loopworth.table.design import design_findings
@@ -64,126 +59,6 @@ _SPARE_RUNS = 3  # runs beyond the constants, below which there are no intervals
 _SAME_LOSS = 1e-9
 _FEW_CELLS = 8
 _MUCH_LOST = 0.01  # share of resamples that may fail unsaid
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A constant with its 95 % block-bootstrap and profile intervals, None where unknown."""
-
-    estimate: float
-    ci95: Interval | None = None
-    profile95: tuple[float | None, float | None] | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain JSON values."""
-        return {
-            "estimate": self.estimate,
-            "ci95": list(self.ci95) if self.ci95 else None,
-            "profile95": list(self.profile95) if self.profile95 else None,
-        }
-
-
-@dataclass(frozen=True)
-class Fit:
-    """A fitted law with its intervals, its rivals and its warnings.
-
-    law               the law as a value; `fit.law.predict(...)` gives nats per token
-    phi               the equivalence exponent, None where the law or the runs have none
-    gain              every constant of g(r) by name
-    parameters        A, alpha, B, beta, E; None where the runs do not identify the constant
-    goodness          objective, R2, RMSE in nats, AICc
-    seeds, seeds_agreeing    independent starts, and how many reached this optimum
-    laws              every g(r) of the registry on the same runs
-    conventions       phi wherever the injection can be counted
-    phi_by_recurrence g and phi(r) = ln g / ln r at each recurrence, each with a value of its own
-    per_recurrence    the plain Chinchilla law of each recurrence
-    halves            phi of the lower and of the upper budgets
-    residuals         observed minus predicted loss in nats by recurrence; `residual` by run
-    identification    which constants can be read alone, with profile intervals
-    influence         how phi moves without each run and each cell, None for a law without phi
-    held_out          errors on budgets and recurrences that the law was not fitted to
-    findings          of the table, its design and the fit
-    bootstrap, profile, runs    what figures draw
-    """
-
-    law: FittedLaw
-    convention: Convention
-    goodness: Goodness
-    seeds: int
-    seeds_agreeing: int
-    phi: Estimate | None
-    gain: dict[str, Estimate]
-    parameters: dict[str, float | None]
-    laws: tuple[LawRow, ...]
-    conventions: tuple[ConventionRow, ...]
-    phi_by_recurrence: tuple[GainRow, ...]
-    per_recurrence: tuple[RecurrenceRow, ...]
-    halves: tuple[HalfRow, ...]
-    residuals: tuple[ResidualRow, ...]
-    residual: FloatArray
-    identification: Identification
-    influence: InfluenceTable | None
-    held_out: tuple[HeldOutRow, ...]
-    findings: tuple[Finding, ...]
-    options: dict[str, Any]
-    runs: RunTable
-    bootstrap: Bootstrap | None = field(repr=False, default=None)
-    profile: Profile | None = field(repr=False, default=None)
-
-    @property
-    def provenance(self) -> dict[str, Any]:
-        """Where the numbers come from: data, package version and options."""
-        return {
-            "source": self.runs.source,
-            "citation": self.runs.citation,
-            "data_sha256": self.runs.digest,
-            "loopworth": __version__,
-            **self.options,
-        }
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain JSON values; `FittedLaw.from_json` reads the law back bit for bit."""
-        return {
-            "phi": self.phi.to_json() if self.phi else None,
-            "gain": {name: estimate.to_json() for name, estimate in self.gain.items()},
-            "parameters": dict(self.parameters),
-            "fitted_law": self.law.to_json(),
-            "objective": self.goodness.objective,
-            "r2": self.goodness.r2,
-            "rmse": self.goodness.rmse,
-            "aicc": self.goodness.aicc,
-            "n_runs": len(self.runs),
-            "seeds": self.seeds,
-            "seeds_agreeing": self.seeds_agreeing,
-            "convention": self.convention.name,
-            "recurrences": sorted(set(self.runs.recurrence.tolist())),
-            "laws": {row.key: row.to_json() for row in self.laws},
-            "conventions": [row.to_json() for row in self.conventions],
-            "phi_by_recurrence": [row.to_json() for row in self.phi_by_recurrence],
-            "per_recurrence": [row.to_json() for row in self.per_recurrence],
-            "budget_halves": {row.half: row.to_json() for row in self.halves},
-            "residuals": {
-                "by_recurrence": [row.to_json() for row in self.residuals],
-                "runs": [
-                    {"row": int(row), "val_loss": float(loss), "residual": float(residual)}
-                    for row, loss, residual in zip(
-                        self.runs.rows, self.runs.val_loss, self.residual, strict=True
-                    )
-                ],
-            },
-            "identification": self.identification.to_json(),
-            "influence": self.influence.to_json() if self.influence else None,
-            "held_out": [row.to_json() for row in self.held_out],
-            "bootstrap": None
-            if self.bootstrap is None
-            else {
-                "resamples": len(self.bootstrap.theta),
-                "converged": float(self.bootstrap.converged.mean()),
-                "starts_agreeing": self.bootstrap.agreeing,
-            },
-            "warnings": [finding.to_json() for finding in self.findings],
-            "provenance": self.provenance,
-        }
 
 
 def fit(
@@ -238,6 +113,8 @@ def fit(
     laws = law_rows(table, {problem.gain.key: optimum})
     conventions: tuple[ConventionRow, ...] = ()
     gains: tuple[GainRow, ...] = ()
+    draws: dict[str, Bootstrap] = {}
+    untested: tuple[UntestedRow, ...] = ()
     gain = _estimates(problem, optimum, open_, boot, curve)
     best = next((row.optimum for row in laws if row.key == "power"), None)
     if best is not None and not alone and "phi" not in open_:
@@ -249,12 +126,19 @@ def fit(
         conventions = convention_rows(table, best, power)
         tell("phi by recurrence", 0, 1)
         gains = gain_rows(table, laws, power)
+        tell("recurrences beyond the grid", 0, 1)
+        draws = rival_draws(table, laws, power)
+        untested = untested_rows(laws, draws)
     tell("each recurrence", 0, 1)
     per_recurrence, halves = recurrence_rows(table), () if alone else half_rows(table)
     tell("what is left out", 0, 1)
     identification = identify(problem, optimum.theta, table.cells, open_)
     moved = None if "phi" in open_ else influence(table, problem, optimum.theta, _error(gain))
-    held = held_out(table, _predictive(law))
+    without = fit_without(
+        table, problem, optimum.theta, outlying_rows(table, problem, optimum.theta)
+    )
+    known = {row.key: row.optimum.theta for row in laws}
+    held = held_out(table, (problem.gain.key,) if alone else GAINS, known)
     residual = table.val_loss - np.exp(problem.log_prediction(optimum.theta[None])[0])
     fitted = FittedLaw.from_theta(problem.gain, table.recurrence, optimum.theta)
     return Fit(
@@ -278,7 +162,9 @@ def fit(
         residual=residual,
         identification=identification,
         influence=moved,
+        without_outliers=without,
         held_out=held,
+        untested=untested,
         findings=(
             *table.findings,
             *design,
@@ -286,8 +172,10 @@ def fit(
             *_bootstrap_findings(boot, table),
             *_saturation_findings(problem),
             *rival_findings(laws),
+            *untested_findings(laws, untested),
             *identify_findings(identification),
-            *leaveout_findings(moved, held, law),
+            *leaveout_findings(moved, held, problem.gain.key),
+            *outlier_findings(without, fitted),
         ),
         options={
             "law": law,
@@ -298,6 +186,7 @@ def fit(
         runs=table,
         bootstrap=boot,
         profile=curve,
+        draws=draws,
     )
 
 
@@ -305,11 +194,6 @@ def _error(gain: dict[str, Estimate]) -> float | None:
     """Return the standard error of phi that its bootstrap interval implies."""
     phi = gain.get("phi")
     return None if phi is None or phi.ci95 is None else (phi.ci95[1] - phi.ci95[0]) / 3.92
-
-
-def _predictive(law: str) -> tuple[str, ...]:
-    """The laws whose errors on runs left out are worth knowing beside `law`."""
-    return tuple(dict.fromkeys((law, "power", "bounded")))
 
 
 def _bootstrap(

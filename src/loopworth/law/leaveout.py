@@ -31,6 +31,7 @@ __all__ = [
     "held_out",
     "influence",
     "leaveout_findings",
+    "outlier_findings",
     "outlying_rows",
     "rms",
     "t_quantile",
@@ -96,8 +97,7 @@ class InfluenceTable:
     runs, cells      sorted, the largest change first
     influential      the runs that move phi by more than a quarter of its standard error
     phi_without      phi without all of these at once, None where there are none
-    without_influential, without_outliers   the law without these runs, and without those that lie
-                     more than 8 robust standard deviations from it; None where there are none
+    without_influential   the law without these runs
     """
 
     standard_error: float
@@ -110,7 +110,6 @@ class InfluenceTable:
     phi_without: float | None
     jackknife95: Interval | None = None
     without_influential: FitWithout | None = None
-    without_outliers: FitWithout | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values."""
@@ -124,13 +123,10 @@ class InfluenceTable:
             "influential": [x.to_json() for x in self.influential],
             "runs": [x.to_json() for x in self.runs],
             "cells": [x.to_json() for x in self.cells],
-            "without_influential": _json(self.without_influential),
-            "without_outliers": _json(self.without_outliers),
+            "without_influential": (
+                self.without_influential.to_json() if self.without_influential else None
+            ),
         }
-
-
-def _json(part: FitWithout | None) -> dict[str, Any] | None:
-    return part.to_json() if part else None
 
 
 def influence(
@@ -197,7 +193,6 @@ def influence(
         None if without is None else without.law.gain_parameters[column - GAIN],
         interval,
         without,
-        fit_without(runs, problem, theta, outlying_rows(runs, problem, theta)),
     )
 
 
@@ -312,8 +307,6 @@ def leaveout_findings(
             rows=named,
             remedy="Rerun these with another seed before leaning on phi.",
         )
-    if table is not None and table.without_outliers is not None:
-        yield _outlier_finding(table, table.without_outliers)
     rolling = [row for row in rows if row.kind == "rolling" and row.law == law]
     if len(rolling) > 1 and len({row.bias > 0 for row in rolling}) == 1:
         bias = 1e3 * sum(row.bias for row in rolling) / len(rolling)
@@ -327,16 +320,26 @@ def leaveout_findings(
         )
 
 
-def _outlier_finding(table: InfluenceTable, left: FitWithout) -> Finding:
-    law = left.law
-    return Finding(
+def outlier_findings(left: FitWithout | None, law: FittedLaw) -> Iterator[Finding]:
+    """Yield the runs that lie far from the law, with what its constants are without them."""
+    if left is None:
+        return
+    then = left.law
+    names = law.gain.parameters if law.key != "free" else ()
+    moved = ", ".join(
+        f"{name} is {after:.3f} instead of {before:.3f}"
+        for name, after, before in zip(
+            names, then.gain_parameters, law.gain_parameters, strict=bool(names)
+        )
+    )
+    yield Finding(
         "outlying_runs",
         "warning",
         f"{name_rows(left.rows).capitalize()} "
         f"{'lies' if len(left.rows) == 1 else 'lie'} more than {OUTLYING:g} robust standard "
-        f"deviations from the law. Without them phi is {law.gain_parameters[0]:.3f} instead of "
-        f"{table.phi:.3f}, A {law.A:.3g}, alpha {law.alpha:.3f}, B {law.B:.4g}, beta "
-        f"{law.beta:.3f} and E {law.E:.3f}.",
+        f"deviations from the law. Without them {moved + ', ' if moved else ''}"
+        f"A is {then.A:.3g}, alpha {then.alpha:.3f}, B {then.B:.4g}, beta {then.beta:.3f} and "
+        f"E {then.E:.3f}.",
         rows=left.rows,
         remedy="Check these runs for divergence or another recipe, and drop them if they differ.",
         evidence=left.to_json(),

@@ -21,8 +21,6 @@ from loopworth.runs import RunTable
 DECISIVE_AICC = 10.0
 """A difference beyond which the weaker law is called refuted (Burnham and Anderson 2002)."""
 
-_UNTESTED = 2.0  # how far beyond the largest recurrence the rivals' predictions are compared
-
 
 @dataclass(frozen=True)
 class LawRow:
@@ -241,7 +239,7 @@ def half_rows(runs: RunTable) -> tuple[HalfRow, ...]:
 def rival_findings(laws: Sequence[LawRow]) -> Iterator[Finding]:
     """Yield what the table of laws says about a fit that reports one phi."""
     by_key = {row.key: row for row in laws}
-    power, free, bounded = (by_key.get(key) for key in ("power", "free", "bounded"))
+    power, free = by_key.get("power"), by_key.get("free")
     if power and free and power.goodness.aicc is not None and free.goodness.aicc is not None:
         gap = power.goodness.aicc - free.goodness.aicc
         if gap > DECISIVE_AICC:
@@ -252,14 +250,4 @@ def rival_findings(laws: Sequence[LawRow]) -> Iterator[Finding]:
                 f"One phi does not describe these runs: a free g(r) is {gap:.0f} AICc better, with "
                 f"phi(r) = {values}.",
                 remedy="Quote phi(r) with its set of recurrences, not phi alone.",
-            )
-    if power and bounded and power.delta_aicc is not None and bounded.delta_aicc is not None:
-        far = _UNTESTED * max(power.law.recurrences)
-        if abs(power.delta_aicc - bounded.delta_aicc) < DECISIVE_AICC:
-            yield Finding(
-                "untested_recurrence",
-                "note",
-                "The laws 'power' and 'bounded' cannot be told apart on these runs, but predict "
-                f"g({far:g}) = {power.law.g(far):.1f} against {bounded.law.g(far):.1f}.",
-                remedy=f"Runs at r = {far:g} would decide; until then do not extrapolate in r.",
             )

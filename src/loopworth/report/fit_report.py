@@ -14,8 +14,10 @@ from functools import cached_property
 from typing import Any
 
 from loopworth.allocate import (
+    DecidingRun,
     Equivalent,
     FrontierPoint,
+    deciding_run,
     equivalents,
     families,
     family_findings,
@@ -35,15 +37,10 @@ from loopworth.isoflop import (
     optimal_exponents,
 )
 from loopworth.law import Fit
-from loopworth.law.extrapolate import (
-    Against,
-    Prediction,
-    against,
-    extrapolate,
-    extrapolation_findings,
-    published_points,
-)
+from loopworth.law.extrapolate import Prediction, extrapolate, extrapolation_findings
 from loopworth.law.joint import GAIN
+from loopworth.law.pasted import Against, against
+from loopworth.law.points import published_points, recipe_findings
 
 _SEVERITIES = ("error", "warning", "note")
 
@@ -66,6 +63,7 @@ class FitReport:
     equivalents: tuple[Equivalent, ...]
     extrapolation: tuple[Prediction, ...]
     against: Against | None
+    deciding: DecidingRun | None
     findings: tuple[Finding, ...]
 
     @classmethod
@@ -81,13 +79,15 @@ class FitReport:
         points = frontier(fit.law, known) if whole else ()
         outside = published_points(fit.convention) if whole and _has_published_points(fit) else ()
         predictions = extrapolate(fit, outside)
+        other = against(against_law, fit.runs) if against_law else None
         findings = (
             *fit.findings,
             *isoflop_findings(fit.runs, minima),
             *family_findings(fit.runs),
             *(frontier_findings(points, known) if whole else ()),
             *minima_findings(points, minima),
-            *extrapolation_findings(predictions, outside),
+            *extrapolation_findings(predictions),
+            *recipe_findings((*outside, *(other.points if other else ()))),
         )
         return cls(
             fit,
@@ -97,7 +97,8 @@ class FitReport:
             points,
             equivalents(fit.law, known) if whole else (),
             predictions,
-            against(against_law, fit.runs) if against_law else None,
+            other,
+            deciding_run(fit) if whole else None,
             tuple(sorted(_checked(fit, findings), key=lambda x: _SEVERITIES.index(x.severity))),
         )
 
@@ -110,6 +111,7 @@ class FitReport:
             "frontier": [x.to_json() for x in self.frontier],
             "equivalents": [x.to_json() for x in self.equivalents],
             "extrapolation": [x.to_json() for x in self.extrapolation],
+            "deciding_run": self.deciding.to_json() if self.deciding else None,
             "against": self.against.to_json() if self.against else None,
             "warnings": [x.to_json() for x in self.findings],
         }
@@ -138,6 +140,7 @@ class FitReport:
             "loss_gaps",
             "frontier",
             "held_out",
+            "untested",
             "extrapolation",
             "equivalents",
             "warnings",

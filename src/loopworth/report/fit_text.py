@@ -14,7 +14,7 @@ from rich.text import Text
 from loopworth.allocate import Equivalent
 from loopworth.findings import Finding, join_words, name_rows
 from loopworth.law import Estimate, Fit
-from loopworth.law.extrapolate import Against
+from loopworth.law.pasted import Against
 from loopworth.quantities import format_count, format_flops, format_interval, format_quantity
 from loopworth.report.fit_report import FitReport
 
@@ -32,6 +32,7 @@ def fit_page(report: FitReport) -> Group:
         _optima(report),
         _held_out(report.fit),
         _extrapolation(report),
+        _untested(report),
         _against(report.against),
         _warnings(report.findings),
     )
@@ -233,6 +234,23 @@ def _extrapolation(report: FitReport) -> Group | None:
     return _section(
         "Beyond the grid", table, "95 %; widened by the held-out error of each budget step"
     )
+
+
+def _untested(report: FitReport) -> Group | None:
+    """Show g beyond the recurrences that were run, under two laws, and the run that decides."""
+    if not report.fit.untested:
+        return None
+    table = _table("r", "g, power", "g, bounded", "difference")
+    for row in report.fit.untested:
+        table.add_row(
+            f"{row.recurrence:g}",
+            _interval(Estimate(row.power, row.power_ci95)),
+            _interval(Estimate(row.bounded, row.bounded_ci95)),
+            _interval(Estimate(row.difference, row.difference_ci95)),
+        )
+    foot = report.deciding.sentence if report.deciding else ""
+    note = "95 % if the law holds there; paired resamples"
+    return _section("Recurrences not run", table, note, foot)
 
 
 def _against(other: Against | None) -> Group | None:
