@@ -17,7 +17,7 @@ def open_data(data: DataSpec, *, cache: Path | None = None) -> TokenData:
     run. Raises ValueError where there is no such data, or where its digest is not `data.digest`.
     """
     if data.source == "docstrings":
-        from loopworth.data.docstrings import prepared_docstrings
+        from loopworth.data.cache import prepared_docstrings
 
         folder = prepared_docstrings(data, cache)
     else:

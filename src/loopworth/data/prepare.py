@@ -86,6 +86,21 @@ def prepare(
     reading = Reading(text_column, separator)
     if isinstance(source, str | Path):
         source = make_source(source, reading, hub_config=hub_config, hub_split=hub_split)
+    return build(
+        source, target, settings, bos=bos, skip_bad=skip_bad, shard_tokens=shard_tokens,
+        on_progress=on_progress,
+    )  # fmt: skip
+
+
+def build(
+    source: Source, target: Path, settings: DataSpec, *, bos: str | None = None,
+    skip_bad: bool = False, shard_tokens: int = SHARD_TOKENS, on_progress: Tell | None = None,
+) -> Prepared:  # fmt: skip
+    """Make the folder in a scratch folder beside it, and rename that: whole or not at all.
+
+    Several processes may build one target at once. The first to finish wins; the others take its
+    folder if it holds the same data, and raise ValueError if it does not.
+    """
     target.parent.mkdir(parents=True, exist_ok=True)
     scratch = target.parent / f".{target.name}.{secrets.token_hex(6)}.partial"
     scratch.mkdir()
@@ -103,9 +118,9 @@ def make_source(
 ) -> Source:
     """Return the source of a name or a path."""
     if source == "docstrings":
-        from loopworth.data.docstrings import docstrings_source
+        from loopworth.data.docstrings import DocstringsSource
 
-        return docstrings_source()
+        return DocstringsSource()
     if str(source).startswith(PREFIX):
         return HubSource(str(source), reading, config=hub_config, split=hub_split)
     if (Path(source) / SIDECAR).is_file():
