@@ -7,11 +7,13 @@ each works in a scratch folder of its own, the first to finish renames it, the o
 from __future__ import annotations
 
 import os
+import secrets
 from pathlib import Path
 
 from loopworth.data.docstrings import DocstringsSource, inventory_key
 from loopworth.data.prepare import Tell, build
 from loopworth.data.shards import SIDECAR
+from loopworth.data.sources import Tally
 from loopworth.spec import DataSpec
 
 
@@ -22,6 +24,21 @@ def cache_folder(cache: Path | None = None) -> Path:
     if own := os.environ.get("LOOPWORTH_CACHE"):
         return Path(own)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "loopworth"
+
+
+def _build(source: DocstringsSource, folder: Path, data: DataSpec, tell: Tell | None) -> None:
+    """Prepare the folder; keep the text, so that another tokenizer or seed needs no parsing."""
+    place = folder.parent / f"docstrings-{inventory_key(source.inventory)}.json.gz"
+    if not (place.is_file() and source.from_cache(place.read_bytes())):
+        tally = Tally()
+        for _ in source.documents(tally):
+            if tell is not None:
+                tell("reading documentation", tally.done, source.size)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        scratch = place.with_name(f".{place.name}.{secrets.token_hex(6)}.partial")
+        scratch.write_bytes(source.to_cache())
+        scratch.replace(place)
+    build(source, folder, data, on_progress=tell)
 
 
 def prepared_docstrings(
@@ -44,7 +61,7 @@ def prepared_docstrings(
     folder = cache_folder(cache) / f"docstrings-{key}"
     if not (folder / SIDECAR).is_file():
         try:
-            build(source, folder, data, on_progress=on_progress)
+            _build(source, folder, data, on_progress)
         except PermissionError as problem:
             raise ValueError(
                 f"{folder.parent} cannot be written ({problem.strerror}); set LOOPWORTH_CACHE to a "

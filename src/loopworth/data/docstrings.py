@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import gc
+import gzip
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -20,6 +21,7 @@ import platform
 import re
 import sysconfig
 import warnings
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -112,6 +114,20 @@ class DocstringsSource:
             self._read = read
         else:
             yield from self._read
+
+    def to_cache(self) -> bytes:
+        """Return the documents that have been read, for `from_cache`."""
+        held = {"bytes": self._bytes, "documents": self._read}
+        return gzip.compress(json.dumps(held).encode(), compresslevel=6, mtime=0)
+
+    def from_cache(self, content: bytes) -> bool:
+        """Take documents from `to_cache` of the same inventory; False if they are damaged."""
+        try:
+            held = json.loads(gzip.decompress(content))
+            self._bytes, self._read = held["bytes"], held["documents"]
+        except (OSError, EOFError, zlib.error, ValueError, KeyError):
+            return False
+        return True
 
     def _extract(self, tally: Tally) -> Iterator[str]:
         seen: set[int] = set()
