@@ -18,7 +18,7 @@ from loopworth.compare.draws import (
     estimate_interval,
     fit_table,
 )
-from loopworth.compare.findings import bootstrap_findings, method_findings, table_findings
+from loopworth.compare.findings import method_findings, table_findings
 from loopworth.compare.pairing import Pairing, pair
 from loopworth.compare.variants import Variants, fit_variants
 from loopworth.findings import Finding, join_words
@@ -27,6 +27,7 @@ from loopworth.law.diagnose import open_constants
 from loopworth.law.fitting import Progress
 from loopworth.law.gain import GAINS
 from loopworth.law.joint import GAIN
+from loopworth.law.valley import LOOKS, resample_findings
 from loopworth.ledger import Convention
 from loopworth.runs import RunTable
 from loopworth.table.design import design_findings
@@ -242,7 +243,7 @@ def compare(
         findings=(
             *pairing.findings,
             *table_findings(fits[0]),
-            *bootstrap_findings(fits, pairing.cell_count),
+            *resample_findings([(fit.name, fit.law.bootstrap) for fit in fits], pairing.cell_count),
         ),
         options={
             "law": law,
@@ -284,7 +285,7 @@ def _fits(
             nonlocal done
             done += more
             if on_progress is not None:
-                on_progress(f"resamples of {name}", done, resamples)
+                on_progress(f"resamples of {name}", done, LOOKS * resamples)
 
         fit = fit_table(name, table, law, drawn, count)
         design = design_findings(table)

@@ -1,10 +1,6 @@
 """One law in one table and in every resample of it, and what the difference of two is worth.
 
-A resample may have its lowest point in another valley than the table: where a law does not describe
-the runs, or where a resample drew no run at r = 1, so that phi and a much lower phi fit alike. Two
-tables that fall into different valleys then differ by the distance of the valleys, which is no
-difference of methods. So the draws of a comparison follow the valley of the table's own optimum,
-and how many resamples have a lower point elsewhere is counted and reported.
+The draws of both tables follow the valley of their own optimum (`loopworth.law.valley`).
 """
 
 from __future__ import annotations
@@ -19,16 +15,15 @@ from numpy.typing import NDArray
 
 from loopworth.law.diagnose import Goodness, goodness
 from loopworth.law.gain import FloatArray
-from loopworth.law.intervals import Bootstrap, Interval, block_bootstrap
+from loopworth.law.intervals import FEWEST_RESAMPLES, Bootstrap, Interval
 from loopworth.law.joint import GAIN, Problem
 from loopworth.law.rivals import make_problem
 from loopworth.law.solve import Optimum, optimise, polish
+from loopworth.law.valley import elsewhere, valley_bootstrap
 from loopworth.runs import RunTable
 from loopworth.table.values import distinct
 
 _MOST_DIGITS = 4
-# Robust standard deviations of a constant of g beyond which a resample sits in another valley.
-_ANOTHER_VALLEY = 5.0
 
 
 @dataclass(frozen=True)
@@ -96,9 +91,7 @@ class LawFit:
     @property
     def elsewhere(self) -> NDArray[np.bool_]:
         """Tell which resamples have their lowest point in another valley: (S,)."""
-        if self.bootstrap is None or self.lowest is None:
-            return np.zeros(0, dtype=bool)
-        return np.asarray((self.lowest.theta != self.bootstrap.theta).any(axis=1))
+        return elsewhere(self.bootstrap, self.lowest)
 
     def anywhere(self) -> LawFit:
         """Return the fit with each resample at its lowest point."""
@@ -153,35 +146,13 @@ def fit_table(
         )
     optimum = optimise(problem)
     good = goodness(problem, optimum.theta)
-    main = LawFit(problem, optimum, good, *_draws(problem, optimum, weights, on_progress))
+    draws: tuple[Bootstrap | None, Bootstrap | None] = (None, None)
+    if weights is not None:
+        draws = valley_bootstrap(problem, optimum.theta, weights, on_progress)
+    main = LawFit(problem, optimum, good, *draws)
     if law == "free":
         return TableFit(name, runs, main, main)
     return TableFit(name, runs, main, _free(runs, main, levels, weights))
-
-
-def _draws(
-    problem: Problem,
-    optimum: Optimum,
-    weights: FloatArray | None,
-    on_progress: Callable[[int], None] | None,
-) -> tuple[Bootstrap | None, Bootstrap | None]:
-    """Solve every resample twice: in the valley of the optimum, and wherever it is lowest."""
-    if weights is None:
-        return None, None
-    start = np.broadcast_to(optimum.theta, (len(weights), len(optimum.theta)))
-    near = polish(problem, start, weights, on_progress=on_progress)
-    lowest = block_bootstrap(problem, weights, near.theta)
-    gains = near.theta[:, GAIN:]
-    low, high = np.quantile(gains, [0.159, 0.841], axis=0)
-    # A resample that only came further down in its own valley moved little.
-    moved = np.abs(lowest.theta[:, GAIN:] - gains)
-    away = (moved > _ANOTHER_VALLEY * 0.5 * (high - low)).any(axis=1)
-    if not away.any():
-        return lowest, lowest
-    theta = np.where(away[:, None], near.theta, lowest.theta)
-    objective = np.where(away, near.objective, lowest.objective)
-    converged = np.where(away, near.converged, lowest.converged)
-    return Bootstrap(theta, objective, converged, weights, lowest.agreeing), lowest
 
 
 def _free(
@@ -227,7 +198,7 @@ def difference(base: LawFit, method: LawFit, values: FloatArray) -> Difference:
         return Difference(estimate)
     paired = replace(base.bootstrap, converged=both_converged(base, method))
     kept = values[1:][paired.converged & np.isfinite(values[1:])]
-    if not len(kept):
+    if len(kept) < FEWEST_RESAMPLES:
         return Difference(estimate)
     positive = float((kept > 0).mean() + 0.5 * (kept == 0).mean())
     return Difference(estimate, paired.interval(values[1:]), positive)

@@ -10,9 +10,7 @@ from loopworth.compare.variants import Variants
 from loopworth.findings import Finding, join_words
 from loopworth.law.joint import GAIN
 from loopworth.law.rivals import DECISIVE_AICC
-
-_FEW_CELLS = 8
-_MUCH_LOST = 0.01  # share of resamples that may fail unsaid
+from loopworth.law.valley import valley_findings
 
 
 def table_findings(fit: TableFit) -> Iterator[Finding]:
@@ -78,38 +76,12 @@ def method_findings(
 
 def _another_valley(base: TableFit, method: TableFit) -> Iterator[Finding]:
     away = base.law.elsewhere | method.law.elsewhere
-    if not len(away) or away.mean() <= _MUCH_LOST:
-        return
     name = base.law.problem.gain.parameters[0]
     change = change_of(name, base.law.anywhere(), method.law.anywhere())
-    yield Finding(
-        "another_valley",
-        "warning",
-        f"{away.mean():.1%} of the paired resamples of {method.name} have a lower point in another "
-        f"valley of the law, far from the estimate. The intervals follow the valley of the "
-        f"estimate; with those points the change of {name} is {change.words}.",
-        remedy="Read the change of g at each r: the law does not describe all resamples.",
-        evidence={"share": float(away.mean()), name: change.to_json()},
+    yield from valley_findings(
+        away,
+        f"paired resamples of {method.name}",
+        f"the change of {name} is {change.words}",
+        {name: change.to_json()},
+        "Read the change of g at each r: the law does not describe all resamples.",
     )
-
-
-def bootstrap_findings(fits: Sequence[TableFit], cells: int) -> Iterator[Finding]:
-    """Yield doubts about the resamples."""
-    for fit in fits:
-        boot = fit.law.bootstrap
-        lost = 0.0 if boot is None else 1.0 - float(boot.converged.mean())
-        if lost > _MUCH_LOST:
-            yield Finding(
-                "bootstrap_not_converged",
-                "warning",
-                f"{lost:.1%} of the resamples of {fit.name} did not converge and are left out.",
-                remedy="More cells would steady the bootstrap.",
-            )
-    if fits[0].law.bootstrap is not None and cells < _FEW_CELLS:
-        yield Finding(
-            "few_cells",
-            "warning",
-            f"The bootstrap resamples {cells} (budget, recurrence) cells; with fewer than "
-            f"{_FEW_CELLS} its intervals are too narrow.",
-            remedy="Add budgets or recurrences; do not read the interval as 95 %.",
-        )

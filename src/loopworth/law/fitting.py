@@ -15,7 +15,6 @@ from loopworth.law.identify import identify, identify_findings
 from loopworth.law.intervals import (
     Bootstrap,
     Profile,
-    block_bootstrap,
     profile,
     resample_cells,
 )
@@ -47,18 +46,23 @@ from loopworth.law.untested import (
     untested_findings,
     untested_rows,
 )
+from loopworth.law.valley import (
+    LOOKS,
+    elsewhere,
+    resample_findings,
+    valley_bootstrap,
+    valley_findings,
+)
 from loopworth.ledger import Convention
+from loopworth.quantities import format_interval
 from loopworth.runs import RunTable, load_runs
 from loopworth.table.design import design_findings
 
 Progress = Callable[[str, int, int], None]
 """Told what is being worked on, and how many of how many are done."""
 
-_LOOKS = 3  # starts of each resample
 _SPARE_RUNS = 3  # runs beyond the constants, below which there are no intervals
 _SAME_LOSS = 1e-9
-_FEW_CELLS = 8
-_MUCH_LOST = 0.01  # share of resamples that may fail unsaid
 
 
 def fit(
@@ -107,7 +111,7 @@ def fit(
     tell("point fit", 0, 1)
     optimum = optimise(problem)
     open_ = open_constants(problem, optimum.theta, table, design)
-    boot = _bootstrap(problem, optimum, table, bootstrap, seed, tell)
+    boot, lowest = _bootstrap(problem, optimum, table, bootstrap, seed, tell)
     curve = _profile(problem, optimum, table, open_)
     tell("rival laws", 0, 1)
     laws = law_rows(table, {problem.gain.key: optimum})
@@ -122,7 +126,7 @@ def fit(
         # Only the law `power` has the draws that these tables start from.
         power = boot
         if boot is not None and problem.gain.key != "power":
-            power = block_bootstrap(make_problem(table), boot.weights, best.theta)
+            power, _ = valley_bootstrap(make_problem(table), best.theta, boot.weights)
         conventions = convention_rows(table, best, power)
         tell("phi by recurrence", 0, 1)
         gains = gain_rows(table, laws, power)
@@ -169,7 +173,8 @@ def fit(
             *table.findings,
             *design,
             *fit_findings(problem, optimum, open_),
-            *_bootstrap_findings(boot, table),
+            *resample_findings([("", boot)], len(set(table.cells.tolist()))),
+            *_another_valley(problem, gain, boot, lowest),
             *_saturation_findings(problem),
             *rival_findings(laws),
             *untested_findings(laws, untested),
@@ -198,19 +203,20 @@ def _error(gain: dict[str, Estimate]) -> float | None:
 
 def _bootstrap(
     problem: Problem, optimum: Optimum, table: RunTable, resamples: int, seed: int, tell: Progress
-) -> Bootstrap | None:
+) -> tuple[Bootstrap | None, Bootstrap | None]:
+    """Return the resamples in the valley of the optimum, and each at its lowest point."""
     # A law that passes through its runs has no residuals, and so nothing to resample.
     if not resamples or len(table) < len(problem.names) + _SPARE_RUNS:
-        return None
+        return None, None
     done = 0
 
     def count(more: int) -> None:
         nonlocal done
         done += more
-        tell("bootstrap", done, _LOOKS * resamples)
+        tell("bootstrap", done, LOOKS * resamples)
 
     weights = resample_cells(table.cells, resamples, seed)
-    return block_bootstrap(problem, weights, optimum.theta, on_progress=count)
+    return valley_bootstrap(problem, optimum.theta, weights, count)
 
 
 def _profile(
@@ -241,6 +247,27 @@ def _estimates(
     }
 
 
+def _another_valley(
+    problem: Problem,
+    gain: dict[str, Estimate],
+    boot: Bootstrap | None,
+    lowest: Bootstrap | None,
+) -> Iterator[Finding]:
+    """Yield what the interval of the gain's first constant would be with the lowest points."""
+    if boot is None or lowest is None or not gain:
+        return
+    name = next(iter(gain))
+    ends = lowest.interval(lowest.theta[:, problem.names.index(name)])
+    if ends is not None:
+        yield from valley_findings(
+            elsewhere(boot, lowest),
+            "resamples",
+            f"the interval of {name} is {format_interval(gain[name].estimate, ends)}",
+            {name: {"ci95": list(ends)}},
+            "Read phi(r) at each r: one law does not describe all resamples.",
+        )
+
+
 def _saturation_findings(problem: Problem) -> Iterator[Finding]:
     """Yield that there is no interval where the runs hardly outnumber the constants."""
     if len(problem) < len(problem.names) + _SPARE_RUNS:
@@ -250,26 +277,4 @@ def _saturation_findings(problem: Problem) -> Iterator[Finding]:
             f"{len(problem)} runs determine {len(problem.names)} constants almost exactly, so "
             "nothing tells how wrong they are and no interval is given.",
             remedy="Add runs.",
-        )
-
-
-def _bootstrap_findings(boot: Bootstrap | None, table: RunTable) -> Iterator[Finding]:
-    if boot is None:
-        return
-    lost = 1.0 - float(boot.converged.mean())
-    if lost > _MUCH_LOST:
-        yield Finding(
-            "bootstrap_not_converged",
-            "warning",
-            f"{lost:.1%} of the resamples did not converge and are left out of the intervals.",
-            remedy="Read the profile interval beside it; more cells would steady the bootstrap.",
-        )
-    cells = len(set(table.cells.tolist()))
-    if cells < _FEW_CELLS:
-        yield Finding(
-            "few_cells",
-            "warning",
-            f"The bootstrap resamples {cells} (budget, recurrence) cells; with fewer than "
-            f"{_FEW_CELLS} its intervals are too narrow.",
-            remedy="Add budgets or recurrences; do not read the interval as 95 %.",
         )

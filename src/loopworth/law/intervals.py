@@ -20,6 +20,9 @@ from loopworth.table.values import distinct
 
 Interval = tuple[float, float]
 COVERAGE = 0.95
+FEWEST_RESAMPLES = 40
+"""The least resamples that have a run in each 2.5 % tail; fewer give no interval."""
+
 _NORMAL = NormalDist().inv_cdf(0.5 + COVERAGE / 2)  # 1.96; its square is the chi-square threshold
 _SPARE_SEEDS = 8  # seeds of the grid for the few resamples that look unsolved
 _PROFILE_POINTS = 25
@@ -46,7 +49,7 @@ class Bootstrap:
         """
         kept = values[self.converged & np.isfinite(values)]
         tail = (1 - COVERAGE) / 2
-        if len(kept) * tail < 1:
+        if len(kept) < FEWEST_RESAMPLES:
             return None
         low, high = np.quantile(kept, [tail, 1 - tail])
         return float(low), float(high)

@@ -12,9 +12,10 @@ from loopworth.findings import Finding
 from loopworth.law.diagnose import Goodness, goodness, scale_parameters
 from loopworth.law.fitted import FittedLaw
 from loopworth.law.gain import GAINS, make_gain
-from loopworth.law.intervals import Bootstrap, Interval, block_bootstrap
+from loopworth.law.intervals import Bootstrap, Interval
 from loopworth.law.joint import GAIN, Problem
 from loopworth.law.solve import Optimum, optimise
+from loopworth.law.valley import nearby_bootstrap
 from loopworth.ledger import CountInjection
 from loopworth.runs import RunTable
 
@@ -166,7 +167,7 @@ def convention_rows(
             theta = optimise(problem, extra_starts=optimum.theta[None]).theta
             if boot is not None:
                 starts = boot.theta + (theta - optimum.theta)
-                moved = block_bootstrap(problem, boot.weights, starts, second_look=False)
+                moved = nearby_bootstrap(problem, boot.weights, starts)
         good = goodness(problem, theta)
         ci95 = moved.interval(moved.theta[:, GAIN]) if moved else None
         rows.append(ConventionRow(place, float(theta[GAIN]), ci95, good.objective, good.r2))
@@ -189,7 +190,7 @@ def gain_rows(
     if power is not None:
         gains = levels ** power.theta[:, GAIN:]
         starts = np.concatenate([power.theta[:, :GAIN], gains], axis=1)
-        boot = block_bootstrap(problem, power.weights, starts, second_look=False)
+        boot = nearby_bootstrap(problem, power.weights, starts)
         # Without runs at r = 1 all g move together against A, so the resample says nothing either.
         drawn = {r: power.weights[:, runs.recurrence == r].any(axis=1) for r in (1.0, *levels)}
         anchored = drawn[1.0] if (runs.recurrence == 1.0).any() else True

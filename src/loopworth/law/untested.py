@@ -17,7 +17,7 @@ from loopworth.law.gain import FloatArray, Gain
 from loopworth.law.intervals import Bootstrap, Interval
 from loopworth.law.joint import GAIN
 from loopworth.law.rivals import DECISIVE_AICC, LawRow, make_problem
-from loopworth.law.solve import polish
+from loopworth.law.valley import nearby_bootstrap
 from loopworth.runs import RunTable
 
 RIVALS = ("power", "bounded")
@@ -64,9 +64,7 @@ def rival_draws(
         return {} if power is None else {"power": power}
     problem = make_problem(runs, "bounded")
     starts = np.broadcast_to(row.optimum.theta, (len(power.weights), len(row.optimum.theta)))
-    found = polish(problem, starts, power.weights)
-    boot = Bootstrap(found.theta, found.objective, found.converged, power.weights, 1.0)
-    return {"power": power, "bounded": boot}
+    return {"power": power, "bounded": nearby_bootstrap(problem, power.weights, starts)}
 
 
 def untested_rows(

@@ -54,7 +54,7 @@ def _forests(found: Comparison) -> Iterable[Group]:
     """Draw each constant of g of every table on one axis, its change beside it."""
     resamples = found.options["bootstrap"]
     note = "no intervals without resamples"
-    if resamples:
+    if any(x.ci95 for x in found.base_gain.values()):
         note = (
             f"95 % intervals; {format_count(resamples)} paired resamples of {found.cells} "
             "(budget, r) cells"

@@ -59,7 +59,7 @@ def _headline(report: FitReport) -> Group:
         text.append(_no_gain(fit), style="not dim bold")
     if "phi" in fit.gain:
         text.append("  0: a repeat of the block adds nothing; 1: it equals a fresh block\n")
-    if fit.gain and fit.bootstrap is not None:
+    if fit.bootstrap is not None and any(x.ci95 for x in fit.gain.values()):
         resamples = format_count(len(fit.bootstrap.theta))
         cells = len(set(fit.runs.cells.tolist()))
         text.append(f"  95 % intervals from {resamples} resamples of {cells} (budget, r) cells\n")
