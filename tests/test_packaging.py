@@ -16,7 +16,8 @@ import pytest
 from click.testing import CliRunner
 
 import loopworth
-from loopworth.cli import main, quantity
+from loopworth.cli import main
+from loopworth.policy import quantity
 
 README_COMMANDS = ("./setup && .venv/bin/loopworth fit", ".venv/bin/pytest")
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loopworth import cli
+from loopworth.cli import options
 from loopworth.spec import Injection, ModelSpec
 
 
@@ -171,4 +171,4 @@ def test_json_that_is_no_spec_is_refused(source: Any, message: str) -> None:
 
 
 def test_the_command_line_offers_every_injection() -> None:
-    assert tuple(cli._INJECTIONS) == get_args(Injection)
+    assert tuple(options.INJECTIONS) == get_args(Injection)

@@ -1,5 +1,7 @@
 """A plan: named runs, in the order in which they should be done."""
 
+import csv
+import io
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
@@ -131,6 +133,15 @@ class Plan:
         """Return the plan with only the runs of these names."""
         wanted = set(names)
         return replace(self, runs=tuple(run for run in self.runs if run.name in wanted))
+
+    def to_csv(self) -> str:
+        """Return a header line and one line a run."""
+        out = io.StringIO()
+        rows = [planned.to_json() for planned in self.runs]
+        writer = csv.DictWriter(out, rows[0], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        return out.getvalue()
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as plain values."""

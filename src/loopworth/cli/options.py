@@ -1,0 +1,18 @@
+"""Options that several commands share, and the words they choose from.
+
+The words are those of the library, written again here: importing it would slow down `--help`.
+"""
+
+import click
+
+INJECTIONS = ["none", "passthrough", "linear", "additive", "diagonal", "hyperconnections"]
+LAWS = ["none", "unrolled", "power", "bounded", "log", "affine", "free"]
+
+count_injection = click.option(
+    "--injection",
+    type=click.Choice(["recurrent", "once", "excluded"]),
+    default="recurrent",
+    help="Count the injection in N_rec, in N_once or not at all [recurrent].",
+)
+as_json = click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+quiet = click.option("-q", "--quiet", is_flag=True, help="No progress on stderr.")
