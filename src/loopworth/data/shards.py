@@ -157,7 +157,7 @@ class Sidecar:
         place = folder / SIDECAR
         try:
             body = json.loads(place.read_text(encoding="utf-8"))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             raise ValueError(
                 f"{folder} is not a prepared folder: it has no {SIDECAR}. Make one with "
                 f"`loopworth data prepare SOURCE --out DIR`"

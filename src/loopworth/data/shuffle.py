@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_ROUNDS = 6
-_LEAST_BITS = 4  # of each half: below, a Feistel network has too few different orders
+_ROUNDS = 3  # of two mixes each
+_LEAST_BITS = 8  # with fewer, the network has too few different orders
 
 KEY = np.dtype([("group", "<u8"), ("order", "<u8")])  # the key of a document's text
 
@@ -28,18 +28,20 @@ def permute(index: NDArray[np.int64], n: int, seed: int, epoch: int = 0) -> NDAr
     >>> sorted(permute(np.arange(7), 7, seed=0).tolist())
     [0, 1, 2, 3, 4, 5, 6]
     """
-    bits = max(_LEAST_BITS, ((n - 1).bit_length() + 1) // 2)
-    half, mask = np.uint64(bits), np.uint64(2**bits - 1)
+    bits = max(_LEAST_BITS, (n - 1).bit_length())
+    low = np.uint64(bits // 2)  # bits of the right half; the left one has as many, or one more
+    left_mask, right_mask = np.uint64(2 ** (bits - bits // 2) - 1), np.uint64(2 ** (bits // 2) - 1)
     start = _mix(_mix(np.array([seed % 2**64], np.uint64)) + np.array([epoch], np.uint64))
-    round_keys = _mix(start + np.arange(_ROUNDS, dtype=np.uint64) * _GOLDEN)
+    round_keys = _mix(start + np.arange(2 * _ROUNDS, dtype=np.uint64) * _GOLDEN)
     result = index.astype(np.uint64)
     left_out = np.arange(len(index)) if n > 1 else np.arange(0)
     while left_out.size:
         value = result[left_out]
-        left, right = value >> half, value & mask
-        for key in round_keys:
-            left, right = right, left ^ (_mix(right ^ key) & mask)
-        result[left_out] = value = (left << half) | right
+        left, right = value >> low, value & right_mask
+        for one, two in round_keys.reshape(_ROUNDS, 2):
+            left = left ^ (_mix(right ^ one) & left_mask)
+            right = right ^ (_mix(left ^ two) & right_mask)
+        result[left_out] = value = (left << low) | right
         left_out = left_out[value >= np.uint64(n)]
     return result.astype(np.int64)
 
