@@ -21,6 +21,7 @@ import click
 
 from loopworth import __version__
 from loopworth.cli.account import ledger
+from loopworth.cli.data import data
 from loopworth.cli.laws import check, compare, fit
 from loopworth.cli.plans import plan
 from loopworth.policy import ErrorPolicy
@@ -55,7 +56,7 @@ def main() -> None:
     """
 
 
-for command in (check, fit, compare, ledger, plan):
+for command in (check, fit, compare, ledger, plan, data):
     main.add_command(command)
 
 

@@ -261,6 +261,7 @@ class _Work:
         self.tally = tally = Tally(self.skip_bad)
         texts: list[str] = []
         characters = 0
+        self.tell(stage, 0, 1)
         for text in self.source.documents(tally):
             if not text:
                 tally.empty += 1
