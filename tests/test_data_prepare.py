@@ -189,6 +189,21 @@ def test_a_preparation_that_fails_leaves_nothing(tmp_path):
     assert list((tmp_path / "deep").iterdir()) == []
 
 
+def test_a_full_disk_is_named_and_leaves_nothing(tmp_path):
+    (tmp_path / "a.txt").write_text("some text, " * 20_000)
+    (tmp_path / "b.txt").write_text("other text, " * 20_000)
+    code = (
+        "import resource, sys\n"
+        "from loopworth.data import prepare\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))\n"
+        "prepare(sys.argv[1], sys.argv[1] + '/out')\n"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert run.stderr.splitlines()[-1].endswith(f"File too large: '{tmp_path}/out'")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.txt", "b.txt"]
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [

@@ -108,6 +108,10 @@ def build(
         work = _Work(source, settings, skip_bad, scratch, shard_tokens, on_progress or _silent)
         sidecar = work.run(bos)
         _appear(scratch, target, sidecar)
+    except OSError as problem:
+        if problem.errno and not problem.filename:  # a full disk does not say where
+            raise OSError(problem.errno, problem.strerror, str(target)) from problem
+        raise
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return Prepared(target, sidecar)

@@ -40,7 +40,8 @@ def samples(data: TokenData, n: int) -> list[str]:
         first = int(marks[0]) + 1 if len(marks) else 0  # in the middle of a very long document
         stop = int(marks[1]) if len(marks) > 1 else len(piece)
         text = data.tokenizer.decode(piece[first : min(stop, first + _SAMPLE_TOKENS)])
-        found.append(text[:_SAMPLE_CHARACTERS])
+        cut = len(text) > _SAMPLE_CHARACTERS or stop - first > _SAMPLE_TOKENS
+        found.append(text[:_SAMPLE_CHARACTERS] + " ..." * cut)
     return found
 
 
@@ -93,16 +94,16 @@ def _notes(data: TokenData) -> list[str]:
     """Say what was left out, repeated or not kept; nothing where there is nothing to say."""
     source = data.sidecar.source
     counts = {
-        "empty_documents": "empty documents left out",
-        "skipped_documents": "documents could not be read and were left out, first:",
-        "repeated_documents": "documents repeat another one; copies are on one side of the split",
-        "unknown_tokens": "tokens stand for text that the tokenizer does not know: it is lost",
-        "ignored_files": "files of another kind in the folder ignored",
+        "empty_documents": "empty documents, left out",
+        "skipped_documents": "documents that could not be read, left out",
+        "repeated_documents": "documents that repeat another, on its side of the split",
+        "unknown_tokens": "tokens for text that the tokenizer does not know, which is lost",
+        "ignored_files": "files of another kind in the folder, ignored",
     }
     notes: list[str] = []
     for key, words in counts.items():
         if source.get(key):
-            notes.append(f"{format_count(source[key])} {words}")
+            notes.append(f"{words}: {format_count(source[key])}")
             if key == "skipped_documents":
                 notes += [f"  {problem}" for problem in source["skipped_first"]]
     if source.get("missing"):

@@ -25,10 +25,10 @@ class DataSpec:
     """What is read: a source of text, its tokenizer, and the split into train and validation.
 
     source       docstrings (built in), or a path: a folder made by `loopworth data prepare`
-    tokenizer    bytes, bpe:SIZE (trained on the source), or the path of a tokenizer.json;
+    tokenizer    bytes, chars, bpe:SIZE (trained on the source), or the path of a tokenizer.json;
                  a prepared folder brings its own
-    validation   share of the documents held out, above 0 and below 0.5
-    seed         of the shuffle of documents and rows
+    validation   share of the documents held out, above 0 and below 0.5 (set where data is prepared)
+    seed         of the rows' order; of the split and order of documents where data is prepared
     digest       sha256 of the tokens that must be found; None takes what is there
 
     >>> DataSpec().source
