@@ -99,11 +99,16 @@ class LowRank(Conditioning):
         """Return A and B of every matrix of a layer."""
         return {
             name: (
-                getattr(self, f"{name}_{layer}_down")[index],
-                getattr(self, f"{name}_{layer}_up")[index],
+                self._of(f"{name}_{layer}_down", index),
+                self._of(f"{name}_{layer}_up", index),
             )
             for name in self.names
         }
+
+    def _of(self, name: str, index: int) -> Tensor:
+        parameter: Tensor = getattr(self, name)
+        # A view taken under no_grad still says that it requires gradient, which confuses hooks.
+        return (parameter if torch.is_grad_enabled() else parameter.detach())[index]
 
     def initialise(self, generator: torch.Generator) -> None:
         """Draw A, and let B be zero."""

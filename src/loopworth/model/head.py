@@ -10,64 +10,69 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
-from loopworth.model.fused import compute_dtype
+from loopworth.model.fused import compute_dtype, without_autocast
 from loopworth.spec import ModelSpec
 
 Reduction = Literal["mean", "sum", "none"]
 SOFTCAP = 15.0
 IGNORED = -1
 _CHUNK_VALUES = {"cpu": 2**20, "other": 2**27}  # logits of a chunk: in the cache, or in 512 MB
-Arithmetic = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
+_HALF = (torch.bfloat16, torch.float16)
+Arithmetic = Callable[[Tensor, Tensor, Tensor, int], tuple[Tensor, Tensor]]
 
 
-def loss_and_slope(logits_NV: Tensor, targets_N: Tensor, n_tokens: int) -> tuple[Tensor, Tensor]:
-    """Return the loss of each token and its derivative by the raw logits (before the softcap)."""
-    capped_NV = (
-        torch.tanh(logits_NV.float() / SOFTCAP)
-        if logits_NV.dtype in _HALF
-        else (torch.tanh(logits_NV / SOFTCAP))
-    )
-    slope_NV = 1 - capped_NV.square()
-    capped_NV = capped_NV * SOFTCAP
+def loss_and_slope(
+    logits_NV: Tensor, targets_N: Tensor, scale: Tensor, n_tokens: int
+) -> tuple[Tensor, Tensor]:
+    """Return the summed loss times `scale`, and its derivative by the logits, which it overwrites.
+
+    Softcap and cross-entropy in the dtype of `scale`; columns from n_tokens on are padding.
+    """
+    capped_NV = logits_NV.to(scale.dtype).div_(SOFTCAP).tanh_()
+    slope_NV = torch.addcmul(scale.new_ones(()), capped_NV, capped_NV, value=-1)
+    capped_NV.mul_(SOFTCAP)
     if n_tokens < capped_NV.shape[1]:
         capped_NV[:, n_tokens:] = -torch.inf
     log_p_NV = torch.log_softmax(capped_NV, dim=-1)
     target_N1 = targets_N.clamp(min=0)[:, None]
-    kept_N = targets_N != IGNORED
-    loss_N = -log_p_NV.gather(1, target_N1)[:, 0] * kept_N
-    d_NV = log_p_NV.exp()
-    d_NV.scatter_add_(1, target_N1, torch.full_like(target_N1, -1, dtype=d_NV.dtype))
-    return loss_N, d_NV * slope_NV * kept_N[:, None]
-
-
-_HALF = (torch.bfloat16, torch.float16)
+    scale_N1 = (targets_N != IGNORED)[:, None] * scale
+    loss = -(log_p_NV.gather(1, target_N1) * scale_N1).sum()
+    d_NV = log_p_NV.exp_()
+    d_NV.scatter_add_(1, target_N1, d_NV.new_full(target_N1.shape, -1.0))
+    return loss, d_NV.mul_(slope_NV).mul_(scale_N1)
 
 
 class _SummedLoss(torch.autograd.Function):
-    """Weighted sum of the losses; the gradients are made beside them, chunk by chunk."""
+    """The loss over all tokens; the gradients are made beside it, chunk by chunk."""
 
     @staticmethod
     def forward(
-        ctx: Any, x_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, scale: Tensor,
-        n_tokens: int, arithmetic: Arithmetic,
-    ) -> Tensor:  # fmt: skip
+        ctx: Any,
+        x_ND: Tensor,
+        weight_VD: Tensor,
+        targets_N: Tensor,
+        scale: Tensor,
+        n_tokens: int,
+        arithmetic: Arithmetic,
+    ) -> Tensor:
         dtype = compute_dtype(x_ND)
         needs_x, needs_weight = ctx.needs_input_grad[:2]
-        with torch.autocast(x_ND.device.type, enabled=False):
-            weight = weight_VD.to(dtype)
-            total = torch.zeros((), dtype=scale.dtype, device=x_ND.device)
+        with without_autocast(x_ND):
+            weight, total = weight_VD.to(dtype), scale.new_zeros(())
             dx_ND = torch.empty_like(x_ND) if needs_x else None
             dw_VD = torch.zeros_like(weight_VD) if needs_weight else None
             for rows in _chunks(x_ND.shape[0], weight.shape[0], x_ND.device.type):
                 x = x_ND[rows].to(dtype)
-                loss_N, d_NV = arithmetic(F.linear(x, weight), targets_N[rows], n_tokens)
-                total = total + loss_N.sum() * scale
-                d = (d_NV * scale).to(dtype)
+                loss, d = arithmetic(F.linear(x, weight), targets_N[rows], scale, n_tokens)
+                total, d = total + loss, d.to(dtype)
                 if dx_ND is not None:
                     dx_ND[rows] = d @ weight
-                if dw_VD is not None:
-                    dw_VD += d.mT @ x
+                if dw_VD is not None and dtype == dw_VD.dtype:
+                    dw_VD.addmm_(d.t(), x)
+                elif dw_VD is not None:
+                    dw_VD += d.t() @ x
         ctx.save_for_backward(dx_ND, dw_VD)
         return total
 
@@ -123,25 +128,24 @@ class Head(nn.Module):
             scale = scale / (targets_N != IGNORED).sum()
         elif reduction != "sum":
             raise ValueError(f"reduction={reduction!r} is unknown; use 'mean', 'sum' or 'none'")
-        loss: Tensor = _SummedLoss.apply(
+        loss: Tensor = _SummedLoss.apply(  # type: ignore[no-untyped-call]
             x_ND, weight, targets_N, scale, self.n_tokens, self.arithmetic
         )
         return loss
 
     def _losses(self, x_ND: Tensor, weight: Tensor, targets_N: Tensor) -> Tensor:
         """Return the loss of each token; with gradient, a chunk's logits are computed twice."""
-        parts = []
-        for rows in _chunks(x_ND.shape[0], weight.shape[0], x_ND.device.type):
-            parts.append(
-                torch.utils.checkpoint.checkpoint(
-                    self._plain,
-                    x_ND[rows],
-                    weight,
-                    targets_N[rows],
-                    use_reentrant=False,
-                    preserve_rng_state=False,
-                )  # fmt: skip
+        parts = [
+            checkpoint(
+                self._plain,
+                x_ND[rows],
+                weight,
+                targets_N[rows],
+                use_reentrant=False,
+                preserve_rng_state=False,
             )
+            for rows in _chunks(x_ND.shape[0], weight.shape[0], x_ND.device.type)
+        ]
         return torch.cat(parts)
 
     def _plain(self, x_ND: Tensor, weight: Tensor, targets_N: Tensor) -> Tensor:

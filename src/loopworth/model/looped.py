@@ -104,8 +104,7 @@ class Block(nn.Module):
 
     def matrices(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield the matrices of this layer by their short names."""
-        for name, parameter in self.named_parameters(recurse=False):
-            yield name, parameter
+        yield from self.named_parameters(recurse=False)
 
     def initialise(self, generator: torch.Generator) -> None:
         """Uniform with standard deviation inputs^-1/2; no matrix is zero, scales are one."""
@@ -276,10 +275,10 @@ class LoopedTransformer(nn.Module):
         names = ("matrix_once", "matrix_loop", "embedding", "head", "norm", "injection")
         groups: dict[str, list[tuple[str, nn.Parameter]]] = {name: [] for name in names}
         for name, parameter in self.named_parameters():
-            groups[self._group(name, parameter)].append((name, parameter))
+            groups[self._group(name)].append((name, parameter))
         return groups
 
-    def _group(self, name: str, parameter: nn.Parameter) -> str:
+    def _group(self, name: str) -> str:
         room = name.split(".")[0]
         if room in ("embedding", "head"):
             return room

@@ -119,12 +119,10 @@ class ModelSpec:
                 "model without a loop; use recurrence=1, or injection='passthrough' to loop "
                 "without injection"
             )
-        if self.injection == "hyperconnections":
-            if self.n_lanes < 2:
-                raise ValueError(
-                    f"n_lanes={self.n_lanes} is too few for injection='hyperconnections'; "
-                    "use 2 or more"
-                )
+        if self.injection == "hyperconnections" and self.n_lanes < 2:
+            raise ValueError(
+                f"n_lanes={self.n_lanes} is too few for injection='hyperconnections'; use 2 or more"
+            )
         if self.has_parameters_per_recurrence and not isinstance(self.recurrence, int):
             owner = f"conditioning={self.conditioning}"
             if self.injection == "hyperconnections":
