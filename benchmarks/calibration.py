@@ -20,10 +20,11 @@ import numpy as np
 
 from loopworth import RunTable, load_runs
 from loopworth.compare.pairing import pair
-from loopworth.law.intervals import Bootstrap, block_bootstrap, resample_cells
+from loopworth.law.intervals import Bootstrap, resample_cells
 from loopworth.law.joint import GAIN
 from loopworth.law.rivals import make_problem
 from loopworth.law.solve import optimise, polish
+from loopworth.law.valley import valley_bootstrap
 
 SEED_NATS = 0.7e-3  # reruns of one configuration in the OLMo ladder differ by 0.5 to 1.0 mnats
 # Misfit by cell, from the residuals of the built-in table: standard deviations of the cells' means,
@@ -79,8 +80,8 @@ def single(job: tuple[str, float, int]) -> list[tuple[float, float]]:
     truth = theta[GAIN]
     ends = []
     for cells in (sweep.cells, np.arange(len(sweep))):
-        boot = block_bootstrap(problem, resample_cells(cells, RESAMPLES, seed), start)
-        ends.append(_ends(boot, boot.theta[:, GAIN] - truth))
+        boot, _ = valley_bootstrap(problem, start, resample_cells(cells, RESAMPLES, seed))
+        ends.append(_ends(boot, boot.theta[:, GAIN] - truth, start[GAIN] - truth))
     return ends
 
 
@@ -105,18 +106,20 @@ def paired(job: tuple[str, float, int]) -> list[tuple[float, float]]:
     iid = [drawn[:, [ids[row] for row in each.tolist()]] for each in rows]
     ends = []
     for weights in (blocks, iid):
-        boots = []
+        boots, phis = [], []
         for sweep, at, weight in zip(pairing.tables, thetas, weights, strict=True):
             problem = make_problem(sweep)
-            boots.append(block_bootstrap(problem, weight, polish(problem, at).theta[0]))
+            start = polish(problem, at).theta[0]
+            boots.append(valley_bootstrap(problem, start, weight)[0])
+            phis.append(start[GAIN])
         both = dataclasses.replace(boots[0], converged=boots[0].converged & boots[1].converged)
         change = boots[1].theta[:, GAIN] - boots[0].theta[:, GAIN]
-        ends.append(_ends(both, change - METHOD_PHI))
+        ends.append(_ends(both, change - METHOD_PHI, phis[1] - phis[0] - METHOD_PHI))
     return ends
 
 
-def _ends(boot: Bootstrap, values: np.ndarray) -> tuple[float, float]:
-    return boot.interval(values) or (-math.inf, math.inf)
+def _ends(boot: Bootstrap, values: np.ndarray, estimate: float) -> tuple[float, float]:
+    return boot.interval(values, float(estimate)) or (-math.inf, math.inf)
 
 
 def row(name: str, task, grid: str, misfit: float, sweeps: int, pool) -> str:

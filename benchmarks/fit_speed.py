@@ -123,7 +123,7 @@ def bootstrap(runs: RunTable, resamples: int = 1000) -> Iterator[tuple[str, str]
     start = time.perf_counter()
     boot = block_bootstrap(problem, weights, theta)
     seconds = time.perf_counter() - start
-    low, high = boot.interval(boot.theta[:, GAIN]) or (np.nan, np.nan)
+    low, high = boot.interval(boot.theta[:, GAIN], float(theta[GAIN])) or (np.nan, np.nan)
     yield f"{resamples} block resamples, three starts each: seconds", f"{seconds:.2f}"
     yield "converged", f"{boot.converged.mean():.1%}"
     yield "second start agrees", f"{boot.agreeing:.1%}"

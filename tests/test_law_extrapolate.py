@@ -9,6 +9,7 @@ import pytest
 from loopworth import Convention, fit, load_runs
 from loopworth.datasets import published
 from loopworth.law.extrapolate import Prediction, extrapolate, extrapolation_findings, predict
+from loopworth.law.intervals import bootstrap_interval
 from loopworth.law.leaveout import rms
 from loopworth.law.pasted import against, hold_against, published_law, read_law
 from loopworth.law.points import Point, published_points, recipe_findings
@@ -50,7 +51,8 @@ def test_the_bootstrap_interval_is_that_of_the_predictions_of_the_draws(result, 
     a, alpha, b, beta, e, phi = result.bootstrap.theta.T
     n = point.n_once + 4**phi * point.n_rec
     draws = np.exp(e) + np.exp(a) * n**-alpha + np.exp(b) * point.tokens**-beta
-    assert pair[1].ci95 == pytest.approx(np.quantile(draws, [0.025, 0.975]), abs=1e-9)
+    expected = bootstrap_interval(draws, pair[1].predicted, 24)
+    assert pair[1].ci95 == pytest.approx(expected, abs=1e-9)
 
 
 class TestSteps:

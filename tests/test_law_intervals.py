@@ -8,18 +8,21 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import norm
+from scipy.stats import t as student
 
 from law_reference import DELTA, Reference, run_columns
 from loopworth.law.gain import make_gain
 from loopworth.law.intervals import (
     Bootstrap,
     block_bootstrap,
+    bootstrap_interval,
     profile,
     resample_cells,
     sandwich,
 )
 from loopworth.law.joint import GAIN, Problem
-from loopworth.law.solve import optimise
+from loopworth.law.solve import optimise, polish
 from loopworth.ledger import Convention
 from loopworth.runs import RunTable, load_runs
 
@@ -76,24 +79,54 @@ def test_every_cell_is_drawn_equally_often() -> None:
 # The interval of a bootstrap
 
 
-def bootstrap_of(converged: np.ndarray) -> Bootstrap:
+def bootstrap_of(converged: np.ndarray, blocks: int = 24) -> Bootstrap:
+    """Resamples of `blocks` blocks of three runs."""
     size = len(converged)
-    return Bootstrap(np.zeros((size, 1)), np.zeros(size), converged, np.ones((size, 1)), 1.0)
+    weights = resample_cells(np.repeat(np.arange(blocks), 3), size, seed=0)
+    return Bootstrap(np.zeros((size, 1)), np.zeros(size), converged, weights, 1.0)
 
 
-def test_interval_is_the_central_95_percent_of_what_converged() -> None:
+def test_blocks_are_counted_from_the_weights() -> None:
+    for blocks in (2, 9, 24):
+        assert bootstrap_of(np.ones(60, dtype=bool), blocks).blocks == blocks
+
+
+@pytest.mark.parametrize("blocks", [5, 24, 300])
+@pytest.mark.parametrize("estimate", [-0.2, 0.0, 0.1])
+def test_interval_is_that_of_efron_widened_for_few_blocks(blocks: int, estimate: float) -> None:
+    """Against scipy, on what converged and is finite."""
     rng = np.random.default_rng(0)
-    values, converged = rng.normal(size=1000), rng.random(1000) > 0.1
+    values, converged = rng.gamma(4.0, size=1000) / 4 - 1, rng.random(1000) > 0.1
     values[5] = np.nan
     kept = values[converged & ~np.isnan(values)]
-    expected = np.quantile(kept, [0.025, 0.975])
-    np.testing.assert_allclose(bootstrap_of(converged).interval(values), expected)
+    z0 = norm.ppf((kept < estimate).mean())
+    plain = np.quantile(kept, norm.cdf([2 * z0 - 1.959964, 2 * z0 + 1.959964]))
+    wide = estimate + (plain - estimate) * student.ppf(0.975, blocks - 1) / 1.959964
+    found = bootstrap_of(converged, blocks).interval(values, estimate)
+    np.testing.assert_allclose(found, np.clip(wide, kept.min(), kept.max()), rtol=1e-5)
+
+
+def test_an_interval_holds_its_estimate_and_stays_within_the_draws() -> None:
+    values = np.linspace(0.0, 1.0, 201)
+    assert bootstrap_interval(values, 0.5, 2) == (0.0, 1.0)
+    for estimate in (-1.0, 0.0, 1.0, 2.0):
+        low, high = bootstrap_interval(values, estimate, 24) or (np.nan, np.nan)
+        assert low <= estimate <= high
+    assert bootstrap_interval(np.zeros(100), 0.0, 24) == (0.0, 0.0)
+    # What is symmetric stays so.
+    low, high = bootstrap_interval(values, 0.5, 24) or (np.nan, np.nan)
+    assert low + high == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize(("resamples", "known"), [(0, False), (39, False), (40, True)])
 def test_too_few_resamples_have_no_interval(resamples: int, known: bool) -> None:
-    interval = bootstrap_of(np.ones(resamples, dtype=bool)).interval(np.arange(resamples) * 1.0)
+    values = np.arange(resamples) * 1.0
+    interval = bootstrap_of(np.ones(resamples, dtype=bool)).interval(values, 20.0)
     assert (interval is not None) == known
+
+
+def test_one_block_has_no_interval() -> None:
+    assert bootstrap_interval(np.linspace(0, 1, 100), 0.5, 1) is None
 
 
 # The block bootstrap
@@ -136,7 +169,9 @@ def test_the_block_interval_of_phi_is_the_published_one(
     problem = problem_of(RUNS.under(Convention(injection)))
     weights = resample_cells(RUNS.cells, 400, seed=0)
     boot = block_bootstrap(problem, weights, optimise(problem).theta, second_look=False)
-    np.testing.assert_allclose(boot.interval(boot.theta[:, GAIN]), (low, high), atol=0.02)
+    phi = float(optimise(problem).theta[GAIN])
+    found = boot.interval(boot.theta[:, GAIN], phi)
+    np.testing.assert_allclose(found, (low, high), atol=0.02)
 
 
 def test_an_iid_bootstrap_is_too_narrow() -> None:
@@ -187,8 +222,10 @@ def test_blocks_cover_the_truth_where_single_runs_do_not() -> None:
         problem = Problem.of(make_gain("power", columns["recurrence"]), **columns)
         for name, blocks in (("block", cells), ("iid", np.arange(len(cells)))):
             weights = resample_cells(blocks, 50, seed=table)
-            boot = block_bootstrap(problem, weights, TRUTH, second_look=False)
-            low, high = boot.interval(boot.theta[:, GAIN]) or (np.nan, np.nan)
+            start = polish(problem, TRUTH).theta[0]
+            boot = block_bootstrap(problem, weights, start, second_look=False)
+            ends = boot.interval(boot.theta[:, GAIN], float(start[GAIN]))
+            low, high = ends or (np.nan, np.nan)
             covered[name] += low <= TRUTH[GAIN] <= high
     assert covered["block"] >= 0.8 * tables
     assert covered["block"] > covered["iid"] + 1

@@ -16,10 +16,10 @@ from loopworth.law.leaveout import (
     leaveout_findings,
     outlying_rows,
     rms,
-    t_quantile,
 )
 from loopworth.law.rivals import make_problem
 from loopworth.law.solve import optimise
+from loopworth.law.student import t_quantile
 
 TABLE = load_runs("schwethelm2026")
 PROBLEM = make_problem(TABLE)

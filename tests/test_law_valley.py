@@ -54,7 +54,9 @@ def test_fit_follows_the_valley_and_says_what_else_there_is() -> None:
     assert found.bootstrap is not None
     assert found.phi is not None
     (finding,) = [x for x in found.findings if x.code == "another_valley"]
-    assert found.phi.ci95 == found.bootstrap.interval(found.bootstrap.theta[:, GAIN])
+    assert found.phi.ci95 == found.bootstrap.interval(
+        found.bootstrap.theta[:, GAIN], found.phi.estimate
+    )
     assert found.bootstrap.theta[:, GAIN].min() > -1
     low, high = finding.evidence["phi"]["ci95"]
     assert low < found.phi.ci95[0]

@@ -140,7 +140,7 @@ def deciding_run(fit: Fit) -> DecidingRun | None:
     ends = None
     if all(key in fit.draws for key in RIVALS):
         parts = [losses(rows[key].law, fit.draws[key], point) for key in RIVALS]
-        ends = paired(fit.draws).interval(parts[1] - parts[0])
+        ends = paired(fit.draws).interval(parts[1] - parts[0], gap)
     rmse = max(power.goodness.rmse, bounded.goodness.rmse)
     runs = runs_needed(gap, rmse)
     count = len([b for b in distinct(fit.runs.budgets).tolist() if math.isfinite(b)])

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from loopworth.law.diagnose import Goodness, goodness
 from loopworth.law.gain import FloatArray
-from loopworth.law.intervals import FEWEST_RESAMPLES, Bootstrap, Interval
+from loopworth.law.intervals import FEWEST_RESAMPLES, Bootstrap, Interval, bootstrap_interval
 from loopworth.law.joint import GAIN, Problem
 from loopworth.law.rivals import make_problem
 from loopworth.law.solve import Optimum, optimise, polish
@@ -184,24 +184,26 @@ def _free(
 def estimate_interval(fit: LawFit, column: int) -> Interval | None:
     """Return the interval of one constant, None without resamples."""
     boot = fit.bootstrap
-    return None if boot is None else boot.interval(boot.theta[:, column])
+    if boot is None:
+        return None
+    return boot.interval(boot.theta[:, column], float(fit.optimum.theta[column]))
 
 
 def difference(base: LawFit, method: LawFit, values: FloatArray) -> Difference:
     """Return what paired values are worth: (1 + S,), the estimate and then its resamples.
 
-    Every interval and every probability of a comparison is made here. The interval is that of
-    `Bootstrap.interval`, of the resamples that converged in both tables.
+    Every interval and every probability of a comparison is made here. The interval is
+    `bootstrap_interval`, of the resamples that converged in both tables.
     """
     estimate = float(values[0])
     if base.bootstrap is None or method.bootstrap is None:
         return Difference(estimate)
-    paired = replace(base.bootstrap, converged=both_converged(base, method))
-    kept = values[1:][paired.converged & np.isfinite(values[1:])]
+    kept = values[1:][both_converged(base, method) & np.isfinite(values[1:])]
     if len(kept) < FEWEST_RESAMPLES:
         return Difference(estimate)
+    blocks = min(base.bootstrap.blocks, method.bootstrap.blocks)
     positive = float((kept > 0).mean() + 0.5 * (kept == 0).mean())
-    return Difference(estimate, paired.interval(values[1:]), positive)
+    return Difference(estimate, bootstrap_interval(kept, estimate, blocks), positive)
 
 
 def change_of(name: str, base: LawFit, method: LawFit) -> Difference:

@@ -124,7 +124,7 @@ def predict(
         predicted = float(law.predict(*place))
         steps = _steps(budgets, point.budget_flops)
         across = _recurrence_steps(recurrences, point.recurrence)
-        ci95 = draws.interval(losses(law, draws, point)) if draws else None
+        ci95 = draws.interval(losses(law, draws, point), predicted) if draws else None
         spread = (ci95[1] - ci95[0]) / (2 * _NORMAL) if ci95 else None
         missed = least
         if steps > 0:

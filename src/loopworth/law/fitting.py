@@ -236,15 +236,13 @@ def _estimates(
     boot: Bootstrap | None,
     curve: Profile | None,
 ) -> dict[str, Estimate]:
-    return {
-        name: Estimate(
-            float(optimum.theta[GAIN + k]),
-            boot.interval(boot.theta[:, GAIN + k]) if boot else None,
-            curve.interval if curve else None,
-        )
-        for k, name in enumerate(problem.gain.parameters)
-        if name not in open_
-    }
+    found = {}
+    for column, name in enumerate(problem.gain.parameters, start=GAIN):
+        if name not in open_:
+            value = float(optimum.theta[column])
+            ends = boot.interval(boot.theta[:, column], value) if boot else None
+            found[name] = Estimate(value, ends, curve.interval if curve else None)
+    return found
 
 
 def _another_valley(
@@ -257,7 +255,7 @@ def _another_valley(
     if boot is None or lowest is None or not gain:
         return
     name = next(iter(gain))
-    ends = lowest.interval(lowest.theta[:, problem.names.index(name)])
+    ends = lowest.interval(lowest.theta[:, problem.names.index(name)], gain[name].estimate)
     if ends is not None:
         yield from valley_findings(
             elsewhere(boot, lowest),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from statistics import NormalDist
 
 import numpy as np
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from loopworth.law.gain import FloatArray
 from loopworth.law.joint import GAIN, Problem
 from loopworth.law.solve import Solution, polish, seed_grid
+from loopworth.law.student import t_quantile
 from loopworth.table.values import distinct
 
 Interval = tuple[float, float]
@@ -23,7 +25,8 @@ COVERAGE = 0.95
 FEWEST_RESAMPLES = 40
 """The least resamples that have a run in each 2.5 % tail; fewer give no interval."""
 
-_NORMAL = NormalDist().inv_cdf(0.5 + COVERAGE / 2)  # 1.96; its square is the chi-square threshold
+_STANDARD = NormalDist()
+_NORMAL = _STANDARD.inv_cdf(0.5 + COVERAGE / 2)  # 1.96; its square is the chi-square threshold
 _SPARE_SEEDS = 8  # seeds of the grid for the few resamples that look unsolved
 _PROFILE_POINTS = 25
 _PROFILE_REACH = 5.0  # standard errors on either side
@@ -42,17 +45,46 @@ class Bootstrap:
     weights: FloatArray
     agreeing: float
 
-    def interval(self, values: FloatArray) -> Interval | None:
-        """Return the central 95 % of `values` (S,), leaving out resamples that did not converge.
+    @cached_property
+    def blocks(self) -> int:
+        """How many blocks were drawn from: runs of one block always enter together."""
+        return len(np.unique(self.weights, axis=1).T)
 
-        None where too few are left to have tails.
+    def interval(self, values: FloatArray, estimate: float) -> Interval | None:
+        """Return the 95 % interval of `values` (S,), leaving out resamples that did not converge.
+
+        `estimate` is the value on all runs. None where too few are left (`bootstrap_interval`).
         """
-        kept = values[self.converged & np.isfinite(values)]
-        tail = (1 - COVERAGE) / 2
-        if len(kept) < FEWEST_RESAMPLES:
-            return None
-        low, high = np.quantile(kept, [tail, 1 - tail])
-        return float(low), float(high)
+        return bootstrap_interval(values[self.converged], estimate, self.blocks)
+
+
+def bootstrap_interval(values: FloatArray, estimate: float, blocks: int) -> Interval | None:
+    """Return the 95 % interval of an estimate from its resampled values (S,).
+
+    The bias-corrected percentile interval (Efron 1987, JASA 82, 171): with z0 the normal quantile
+    of the share of values below the estimate, its ends are the quantiles at the levels
+    Phi(2 z0 -+ 1.96). Both are then moved away from the estimate by t(0.975, G - 1) / 1.96 for G
+    blocks, since a percentile interval takes the spread of few blocks for known (Hesterberg 2015,
+    The American Statistician 69, 371), though never beyond the outermost value. On simulated sweeps
+    (benchmarks/README.md) this covers 93 to 97 % where the plain percentiles cover 91.5 to 97.5 %.
+    None for fewer than 40 finite values or 2 blocks.
+
+    >>> bootstrap_interval(np.linspace(-2.0, 2.0, 401), 0.0, 1000)
+    (-1.902..., 1.902...)
+    """
+    kept = values[np.isfinite(values)]
+    if len(kept) < FEWEST_RESAMPLES or blocks < 2:
+        return None
+    below = float((kept < estimate).mean() + 0.5 * (kept == estimate).mean())
+    spare = 0.5 / len(kept)
+    shift = 2 * _STANDARD.inv_cdf(min(max(below, spare), 1 - spare))
+    levels = [_STANDARD.cdf(shift - _NORMAL), _STANDARD.cdf(shift + _NORMAL)]
+    low, high = np.quantile(kept, levels)
+    wider = t_quantile(0.5 + COVERAGE / 2, blocks - 1) / _NORMAL
+    least, most = float(kept.min()), float(kept.max())
+    left = max(estimate - wider * (estimate - float(low)), least)
+    right = min(estimate + wider * (float(high) - estimate), most)
+    return min(left, estimate), max(right, estimate)
 
 
 def resample_cells(cells: NDArray[np.integer], resamples: int, seed: int) -> FloatArray:

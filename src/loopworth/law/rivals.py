@@ -169,7 +169,7 @@ def convention_rows(
                 starts = boot.theta + (theta - optimum.theta)
                 moved = nearby_bootstrap(problem, boot.weights, starts)
         good = goodness(problem, theta)
-        ci95 = moved.interval(moved.theta[:, GAIN]) if moved else None
+        ci95 = moved.interval(moved.theta[:, GAIN], float(theta[GAIN])) if moved else None
         rows.append(ConventionRow(place, float(theta[GAIN]), ci95, good.objective, good.r2))
     return tuple(rows)
 
@@ -201,7 +201,7 @@ def gain_rows(
             float(r),
             free.law.g(r),
             free.law.phi(r),
-            boot.interval(draws[:, k]) if draws is not None else None,
+            boot.interval(draws[:, k], free.law.phi(r)) if draws is not None else None,
         )
         for k, r in enumerate(levels)
     )

@@ -88,8 +88,11 @@ def untested_rows(
         ends: tuple[Interval | None, ...] = (None, None, None)
         if all(key in draws for key in RIVALS):
             gains = [_gains(by_key[key].gain, draws[key], r) for key in RIVALS]
-            single = [draws[key].interval(g) for key, g in zip(RIVALS, gains, strict=True)]
-            ends = (*single, paired(draws).interval(gains[0] - gains[1]))
+            ends = (
+                draws["power"].interval(gains[0], ours),
+                draws["bounded"].interval(gains[1], theirs),
+                paired(draws).interval(gains[0] - gains[1], ours - theirs),
+            )
         rows.append(UntestedRow(r, ours, ends[0], theirs, ends[1], ours - theirs, ends[2]))
     return tuple(rows)
 
