@@ -115,7 +115,7 @@ class Checkpoints:
         None where there is no checkpoint at all. Raises CheckpointError where there are some and
         none is whole: a run is not started over without being asked.
         """
-        problems = []
+        problems: list[str] = []
         for step in reversed(self.steps()):
             try:
                 return read_checkpoint(self.place(step)), problems

@@ -1,4 +1,4 @@
-"""What a run tells while it runs. The library never prints; whoever watches decides what to show."""
+"""What a run tells while it runs. The library never prints: who watches decides what to show."""
 
 from __future__ import annotations
 

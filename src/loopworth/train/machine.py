@@ -162,10 +162,12 @@ def _device(name: str, local_rank: int) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise ValueError(f"device={name!r} is unknown; use auto, cpu, cuda, cuda:N or mps") from None
+        raise ValueError(
+            f"device={name!r} is unknown; use auto, cpu, cuda, cuda:N or mps"
+        ) from None
     if device.type == "cuda":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        index = local_rank if device.index is None else device.index
+        index = device.index if ":" in name else local_rank
         if index >= count:
             have = f"torch sees {count} GPU{'s' * (count != 1)}"
             raise ValueError(f"device={name!r} needs GPU {index}, but {have}; use device='cpu'")

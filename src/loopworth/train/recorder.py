@@ -1,0 +1,177 @@
+"""What a run records: losses read from the device in bursts, metrics.jsonl, trackers, events.
+
+A loss that is read makes the program wait for the device, so the losses of several steps are read
+together; every step gets its line all the same.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from loopworth.ledger import Horizon
+from loopworth.spec import RunSpec
+from loopworth.train.events import Stepped, Validated, Watch
+from loopworth.train.folder import RunFolder
+from loopworth.train.machine import Machine, Place, peak_flops
+from loopworth.train.metrics import MetricsFile
+from loopworth.train.parallel import World
+from loopworth.train.saving import Diverged, Position
+from loopworth.train.trackers import TRACKERS, Tracked, Tracker
+from loopworth.train.validate import Validation
+from loopworth.unroll import Unroll, flops_per_token
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    step: int
+    loss: torch.Tensor
+    values: Mapping[str, Any]
+
+
+class Recorder:
+    """Records the steps of a run from `position` on.
+
+    `position` is then how far the recorded steps are; the loop adds what else belongs to it.
+    """
+
+    def __init__(
+        self, run: RunSpec, reach: Horizon, folder: RunFolder, machine: Machine, place: Place,
+        world: World, tell: Watch, position: Position,
+    ) -> None:  # fmt: skip
+        self.run, self.reach, self.world, self.tell = run, reach, world, tell
+        self.flops, self.seconds = position.flops, position.seconds
+        self.train_loss = position.train_loss
+        self.every = place.log_every
+        peak = machine.peak_flops or peak_flops(place)
+        self._peak = None if peak is None else peak * world.size
+        self._pending: list[_Pending] = []
+        self._flops_told, self._rate = position.flops, 0.0
+        self._file: MetricsFile | None = None
+        self._trackers: list[Tracker] = []
+        if world.is_first:
+            self._file = MetricsFile(folder.metrics, position.step)
+            name, config = folder.path.name, run.to_json()
+            tracked = Tracked(folder.path, run.content_hash(), name, config, position.step)
+            self._trackers = [TRACKERS[name](tracked) for name in machine.trackers]
+        self._clock = time.perf_counter()
+
+    def add(self, step: int, loss: torch.Tensor, unroll: Unroll, values: Mapping[str, Any]) -> None:
+        """Take a step: `loss` is the sum over the targets of this process, still on the device."""
+        self.flops += flops_per_token(self.run.model, unroll) * self.run.batch_tokens
+        known = {
+            "tokens": step * self.run.batch_tokens,
+            "flops": self.flops,
+            "recurrence": unroll.recurrence,
+            "window": unroll.with_gradient,
+        }
+        self._pending.append(_Pending(step, loss, known | dict(values)))
+        if len(self._pending) >= self.every:
+            self.flush()
+
+    def flush(self) -> None:
+        """Read the losses of the steps since the last flush, write their lines and report.
+
+        Raises Diverged at the first loss that is not finite.
+        """
+        if not self._pending:
+            return
+        done, self._pending = self._pending, []
+        mine = torch.stack([each.loss for each in done]).double().tolist()  # waits for the device
+        losses = [total / self.run.batch_tokens for total in self.world.sum(mine)]
+        speed = self._speed(len(done))
+        for each, loss in zip(done, losses, strict=True):
+            if not math.isfinite(loss):
+                raise Diverged(f"the training loss of step {each.step} is {loss}")
+            record = {"loss": loss} | _read(each.values) | speed
+            if self._file is not None:
+                self._file.write("step", each.step, record)
+            self._track(each.step, {f"train/{name}": value for name, value in record.items()})
+        if self._file is not None:
+            self._file.flush()
+        self.train_loss = loss
+        left = self.reach.flops - self.flops
+        self.tell(
+            Stepped(
+                step=done[-1].step,
+                steps=self.reach.steps,
+                loss=loss,
+                tokens_per_second=speed["tokens_per_second"],
+                flops_per_second=speed["flops_per_second"],
+                utilisation=speed.get("utilisation"),
+                seconds=self.seconds,
+                eta_seconds=max(0.0, left / self._rate) if self._rate else None,
+                metrics=record,
+            )
+        )
+
+    def _speed(self, steps: int) -> dict[str, float]:
+        """Return the rates since the last flush; the first ones hold the warm-up."""
+        took = max(time.perf_counter() - self._clock, 1e-9)
+        self._clock += took
+        self.seconds += took
+        flops = self.flops - self._flops_told
+        self._flops_told = self.flops
+        rate = flops / took
+        # The rate of the forecast forgets slowly, and the first report, with its warm-up, at once.
+        self._rate = rate if self._rate == 0 or steps < self.every else self._rate
+        self._rate += 0.1 * (rate - self._rate)
+        speed = {
+            "seconds": self.seconds,
+            "tokens_per_second": steps * self.run.batch_tokens / took,
+            "flops_per_second": rate,
+        }
+        return speed if self._peak is None else speed | {"utilisation": rate / self._peak}
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Flush, then leave out of the clock what is done inside."""
+        self.flush()
+        start = time.perf_counter()
+        yield
+        self._clock += time.perf_counter() - start
+
+    @property
+    def position(self) -> Position:
+        """What the flushed steps came to."""
+        return Position(flops=self.flops, seconds=self.seconds, train_loss=self.train_loss)
+
+    def validated(self, step: int, found: Validation) -> None:
+        """Take a validation."""
+        record = {"val_loss": found.loss, "val_bits_per_byte": found.bits_per_byte}
+        if self._file is not None:
+            self._file.write("validation", step, record)
+            self._file.flush()
+        self._track(step, {f"validation/{name[4:]}": value for name, value in record.items()})
+        self.tell(Validated(step, self.reach.steps, found.loss, found.bits_per_byte))
+
+    def _track(self, step: int, values: Mapping[str, Any]) -> None:
+        numbers = {k: float(v) for k, v in values.items() if isinstance(v, int | float)}
+        for tracker in self._trackers:
+            tracker.log(step, numbers)
+
+    def sync(self) -> None:
+        """Bring the lines to the disk: a checkpoint must not be ahead of them."""
+        if self._file is not None:
+            self._file.flush(sync=True)
+
+    def close(self) -> None:
+        """Write what is left and close."""
+        for tracker in self._trackers:
+            tracker.close()
+        if self._file is not None:
+            self._file.close()
+
+
+def _read(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Bring tensors among the values from the device."""
+    return {
+        name: value.double().tolist() if isinstance(value, torch.Tensor) else value
+        for name, value in values.items()
+    }
