@@ -129,11 +129,11 @@ def test_mean_flops_integrate_the_ledger_over_the_draws() -> None:
 
 def test_what_cannot_be_drawn_is_refused() -> None:
     model = ModelSpec(32, recurrence=4, **SMALL)
-    with pytest.raises(ValueError, match="step=5 is outside 0..4"):
+    with pytest.raises(ValueError, match=r"step=5 is outside 0\.\.4"):
         draw(model, UnrollSpec(), seed=0, step=5, steps=5)
-    with pytest.raises(ValueError, match="needs model.bptt_window"):
+    with pytest.raises(ValueError, match=r"needs model\.bptt_window"):
         draw(model, UnrollSpec(window="random"), seed=0, step=0, steps=5)
-    with pytest.raises(ValueError, match="recurrence=2.5 is not whole"):
+    with pytest.raises(ValueError, match=r"recurrence=2\.5 is not whole"):
         draw(dataclasses.replace(model, recurrence=2.5), UnrollSpec(), seed=0, step=0, steps=5)
     with pytest.raises(ValueError, match="window=0"):
         Unroll(2, 0)

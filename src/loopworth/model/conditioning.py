@@ -40,6 +40,14 @@ class Conditioning(nn.Module):
         """Give the parameters values that change nothing."""
 
 
+def _row(parameter: Tensor, index: int) -> Tensor:
+    """Return what belongs to one recurrence.
+
+    A view made under no_grad would still say that it requires gradient, which confuses hooks.
+    """
+    return (parameter if torch.is_grad_enabled() else parameter.detach())[index]
+
+
 class LoopEmbedding(Conditioning):
     """A learnt vector a recurrence, added to the block's input; zero at the start."""
 
@@ -50,7 +58,7 @@ class LoopEmbedding(Conditioning):
 
     def enter(self, x_BTD: Tensor, index: int) -> Tensor:
         """Return x plus the vector, in the dtype of x."""
-        return x_BTD + self.weight[index].to(x_BTD.dtype)
+        return x_BTD + _row(self.weight, index).to(x_BTD.dtype)
 
     def initialise(self, _generator: torch.Generator) -> None:
         """Zero."""
@@ -67,7 +75,7 @@ class LoopNorm(Conditioning):
 
     def gain(self, index: int) -> Tensor:
         """Return the gain of a recurrence."""
-        return self.weight[index]
+        return _row(self.weight, index)
 
     def initialise(self, _generator: torch.Generator) -> None:
         """One."""
@@ -99,16 +107,11 @@ class LowRank(Conditioning):
         """Return A and B of every matrix of a layer."""
         return {
             name: (
-                self._of(f"{name}_{layer}_down", index),
-                self._of(f"{name}_{layer}_up", index),
+                _row(getattr(self, f"{name}_{layer}_down"), index),
+                _row(getattr(self, f"{name}_{layer}_up"), index),
             )
             for name in self.names
         }
-
-    def _of(self, name: str, index: int) -> Tensor:
-        parameter: Tensor = getattr(self, name)
-        # A view taken under no_grad still says that it requires gradient, which confuses hooks.
-        return (parameter if torch.is_grad_enabled() else parameter.detach())[index]
 
     def initialise(self, generator: torch.Generator) -> None:
         """Draw A, and let B be zero."""

@@ -1,8 +1,8 @@
 """Elementwise arithmetic of a layer, written to touch memory as seldom as it can.
 
-At the widths that a CPU trains, a layer without care spends as long on its norms and rotations as on
-half of its matrix products. So eager mode on a CPU takes autograd functions, with their derivatives
-by hand; everything else takes the plain formula, which the compiler fuses.
+At the widths that a CPU trains, a layer without care spends as long on its norms and rotations as
+on half of its matrix products. So eager mode on a CPU takes autograd functions, with derivatives by
+hand; everything else takes the plain formula, which the compiler fuses.
 
 Axes: B rows, T positions, H heads, C channels of a head, N all but the last axis, D width.
 """
@@ -75,7 +75,7 @@ def _by_hand(x: Tensor) -> bool:
 
 
 def _inverse_rms(x: Tensor) -> Tensor:
-    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    norm: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     return norm.square_().div_(x.shape[-1]).add_(EPS).rsqrt_()
 
 

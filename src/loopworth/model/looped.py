@@ -214,7 +214,8 @@ class LoopedTransformer(nn.Module):
         x_BTD = self.conditioning.enter(self.injection.enter(state, e_BTD, index), index)
         for layer, block in enumerate(self.recur):
             x_BTD = block(x_BTD, rope, self.conditioning.deltas(layer, index))
-        return self.norm_recur(x_BTD, self.conditioning.gain(index))
+        y_BTD: Tensor = self.norm_recur(x_BTD, self.conditioning.gain(index))
+        return y_BTD
 
     def _trained_index(self, index: int) -> int:
         """Return the index of the parameters of a recurrence: the last, past the trained ones."""
