@@ -173,6 +173,7 @@ def _on_sphere(
         rows, columns = direction.shape
         stacks[min(rows, columns), max(rows, columns)].append(index)
     results: dict[int, Tensor] = {}
+    radii = radii_K.unbind()
     for (rows, columns), members in stacks.items():
         per_stack = max(1, _STACK // (rows * columns))
         for first in range(0, len(members), per_stack):
@@ -180,7 +181,7 @@ def _on_sphere(
             wide = [_wide(directions[i]) for i in here]
             u_KRC = orthogonalise(torch.stack(wide), dtype=wide[0].dtype)
             norms = torch.linalg.matrix_norm(u_KRC, dtype=radii_K.dtype)
-            scale_K = radii_K[[positions[i] for i in here]] / norms
+            scale_K = torch.stack([radii[positions[i]] for i in here]) / norms
             # In place, a factor of float32 is not rounded to the dtype of the products first.
             u_KRC.mul_(torch.where(norms > 0, scale_K, 0)[:, None, None])
             results |= {
