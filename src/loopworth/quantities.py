@@ -191,15 +191,17 @@ def format_duration(seconds: float) -> str:
 def format_estimate(value: float, se: float) -> str:
     """Write an estimate and its standard error, to the first digit of the error.
 
-    Without a finite positive error, three significant digits and no claim.
+    Without a finite positive error, three significant digits and no claim. No number gets more
+    than four significant digits, nor more than four decimals: a smaller error is written as 0.
 
     >>> format_estimate(0.4335, 0.022), format_estimate(911.0, 430.0)
     ('0.43 ± 0.02', '900 ± 400')
     """
     if not (math.isfinite(value) and math.isfinite(se) and se > 0):
         return f"{format_quantity(value)} ± ?"
-    scale, suffix = _common_scale(max(abs(value), se))
-    decimals = _decimals(se / scale)
+    largest = max(abs(value), se)
+    scale, suffix = _common_scale(largest)
+    decimals = min(_decimals(se / scale), _most_decimals(largest / scale))
     shown, error = (_fixed(x / scale, decimals) + suffix for x in (value, se))
     return f"{shown} ± {error}"
 
@@ -207,7 +209,9 @@ def format_estimate(value: float, se: float) -> str:
 def format_interval(value: float, interval: tuple[float, float]) -> str:
     """Write an estimate and its 95 % interval, to the first digit of the implied standard error.
 
-    The standard error is taken as the width over 3.92. An end may be infinite.
+    The standard error is taken as the width over 3.92. An end may be infinite. A wide interval
+    keeps three digits (1.24 [-3.10, 1.72]), a narrow one gets no more than four significant digits
+    and no more than four decimals, so that a cell of a table has a width that is known.
 
     >>> format_interval(0.4335, (0.3903, 0.4812))
     '0.43 [0.39, 0.48]'
@@ -220,8 +224,9 @@ def format_interval(value: float, interval: tuple[float, float]) -> str:
     if not (math.isfinite(value) and spread > 0):
         return f"{format_quantity(value)} [{format_quantity(low)}, {format_quantity(high)}]"
     scale, suffix = _common_scale(max(abs(x) for x in (value, *finite)))
-    # A skewed interval keeps its units: [3, 300] must not become [0, 300].
-    decimals = max(_decimals(spread / 3.92 / scale), 0)
+    largest = max(abs(x) for x in (value, *finite)) / scale
+    least = 2 if largest < 10 else 1 if largest < 100 else 0
+    decimals = min(max(_decimals(spread / 3.92 / scale), least), _most_decimals(largest))
     shown, left, right = (
         _fixed(x / scale, decimals) + suffix if math.isfinite(x) else str(x)
         for x in (value, low, high)
@@ -264,6 +269,11 @@ def _common_scale(size: float) -> tuple[float, str]:
 def _decimals(se: float) -> int:
     """Return the decimal place of the first significant digit of a standard error."""
     return -int(f"{se:.0e}".split("e")[1])  # after rounding: 0.096 is 0.1
+
+
+def _most_decimals(size: float) -> int:
+    """Return the decimals of four significant digits, 4 at most: a table has 80 columns."""
+    return min(4, 3 - math.floor(math.log10(size)))
 
 
 def _fixed(value: float, decimals: int) -> str:
