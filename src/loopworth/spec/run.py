@@ -65,8 +65,8 @@ class OptimSpec:
       batch_exponent  matrix, embedding, head rates x (batch_tokens / 2^18)^exponent
       token_exponent  matrix rate x (tokens / reference_tokens)^exponent
       reference_tokens   None: 983315200 at recurrence 1, 1016083200 above, as the reference
-      recurrence_rule    how the matrix rate of the loop falls with r: none, inverse_sqrt, inverse,
-                      hyperp
+      recurrence_rule    how the matrix rate of the loop falls with r: none, inverse_sqrt, inverse;
+                      hyperp: that of all matrices with the effective depth
       warmup, warmdown   shares of the steps; the rate ends at final_fraction of its peak
 
     Source: arXiv 2604.21106, its code (values and rules as applied there).

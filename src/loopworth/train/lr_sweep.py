@@ -6,6 +6,7 @@ No tensors: a sweep is a handful of run specs, its reading a parabola in the log
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from statistics import NormalDist
 from typing import Any, Literal
 
 import numpy as np
@@ -201,10 +202,12 @@ def _fieller(
     spare = len(residual) - 3
     if noise is None and spare < 1:
         return None
-    degrees = spare if noise is None else 10**6
-    variance = float(residual @ residual) / spare if noise is None else noise**2
+    probability = 0.5 + _COVERAGE / 2
+    if noise is None:
+        variance, t2 = float(residual @ residual) / spare, t_quantile(probability, spare) ** 2
+    else:
+        variance, t2 = noise**2, NormalDist().inv_cdf(probability) ** 2
     covariance = np.linalg.inv(design.T @ design) * variance
-    t2 = t_quantile(0.5 + _COVERAGE / 2, degrees) ** 2
     a = 4 * (bend**2 - t2 * covariance[2, 2])
     b = 4 * (slope * bend - t2 * covariance[1, 2])
     c = slope**2 - t2 * covariance[1, 1]
@@ -263,7 +266,8 @@ def _findings(
         reading.interval is not None and reading.interval[0] <= borrowed <= reading.interval[1]
     ):
         return ()
-    beyond = "" if low <= borrowed <= high else ", by the parabola beyond the rates that were run"
+    inside = x.min() - 1e-9 <= math.log(borrowed) <= x.max() + 1e-9
+    beyond = "" if inside else ", by the parabola beyond the rates that were run"
     costs = format_estimate(cost, max(reading.rmse or 0.0, NEAR_OPTIMAL_NATS / 10))
     return (
         Finding(

@@ -6,12 +6,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
 
 from loopworth.spec import ModelSpec, OptimSpec
 from loopworth.spec.checks import hint, whole
 from loopworth.train.muonh import MuonH
 from loopworth.train.polar import polar_flops
+from loopworth.train.share import as_dtensor
 from loopworth.train.transfer import GROUPS, MATRIX_GROUPS, VECTOR_GROUPS, multiplier, peak_rates
 
 Groups = Mapping[str, Sequence[tuple[str, nn.Parameter]]]
@@ -199,12 +199,13 @@ def _placed(value: Any, parameter: Tensor) -> Any:
     """Return a value of the state on the parameter's device, sharded as the parameter."""
     if not isinstance(value, Tensor):
         return value
-    if isinstance(value, DTensor):
+    if as_dtensor(value) is not None:
         return value.detach().clone()
     value = value.detach().to(parameter.device, copy=True)
-    if value.ndim and isinstance(parameter, DTensor):
+    like = as_dtensor(parameter)
+    if value.ndim and like is not None:
+        from torch.distributed.tensor import distribute_tensor
+
         # Every process has the whole tensor: nothing has to be sent.
-        return distribute_tensor(
-            value, parameter.device_mesh, parameter.placements, src_data_rank=None
-        )
+        return distribute_tensor(value, like.device_mesh, like.placements, src_data_rank=None)
     return value

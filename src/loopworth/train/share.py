@@ -4,15 +4,19 @@ A matrix that is sharded by rows travels to the process that works on it, and th
 back in shards; of a matrix that every process holds, only the result travels.
 """
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from loopworth.train.polar import polar_flops
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 Shape = tuple[int, int]
 # Takes whole matrices with their positions in the list of all, returns one result for each.
@@ -25,7 +29,20 @@ def local(tensor: Tensor) -> Tensor:
     >>> local(torch.ones(2)).shape
     torch.Size([2])
     """
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    sharded = as_dtensor(tensor)
+    return tensor if sharded is None else sharded.to_local()
+
+
+def as_dtensor(tensor: Tensor) -> "DTensor | None":
+    """Return the tensor where it is a DTensor, else None.
+
+    Importing DTensor takes a second, and there is none before somebody has.
+
+    >>> as_dtensor(torch.ones(2)) is None
+    True
+    """
+    module = sys.modules.get("torch.distributed.tensor")
+    return tensor if module is not None and isinstance(tensor, module.DTensor) else None
 
 
 @dataclass(frozen=True)
@@ -77,17 +94,18 @@ class Sharing:
 
 
 def _layout(name: str, tensor: Tensor, group: dist.ProcessGroup | None) -> Sharing:
-    if not isinstance(tensor, DTensor):
+    placed = as_dtensor(tensor)
+    if placed is None:
         return Sharing(group)
-    sharded = [axis for axis, each in enumerate(tensor.placements) if each != Replicate()]
-    if not sharded:
+    axes = [axis for axis, each in enumerate(placed.placements) if not each.is_replicate()]
+    if not axes:
         return Sharing()
-    if len(sharded) > 1 or tensor.placements[sharded[0]] != Shard(0):
+    if len(axes) > 1 or not placed.placements[axes[0]].is_shard(0):
         raise ValueError(
-            f"{name} is placed as {tensor.placements}; MuonH works on matrices that are sharded by "
+            f"{name} is placed as {placed.placements}; MuonH works on matrices that are sharded by "
             "rows over one dimension of the mesh, as fully_shard does by default"
         )
-    return Sharing(tensor.device_mesh.get_group(sharded[0]), sharded=True)
+    return Sharing(placed.device_mesh.get_group(axes[0]), sharded=True)
 
 
 def share_out(shapes: Sequence[Shape], size: int) -> list[int]:
