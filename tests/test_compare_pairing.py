@@ -121,3 +121,14 @@ class TestFindings:
         found = compare(*small, bootstrap=40, without_recurrence=[4])
         assert found.cells == 6
         assert "few_cells" in codes(found.findings)
+
+
+def test_another_batch_is_another_recipe() -> None:
+    """Tokens a step differ; what one side does not tell is not held against the other."""
+    for batch, said in ((2**19, True), (2**18, False), (None, False)):
+        columns = HYPER.to_columns() | {"batch_tokens": [batch] * len(HYPER)}
+        found = pair([BASE, load_runs(columns)], law="power").findings
+        differing = [x for x in found if x.code == "recipes_differ"]
+        assert bool(differing) == said
+        if said:
+            assert "batch_tokens (262144 against 524288)" in differing[0].message

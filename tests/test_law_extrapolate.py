@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -153,13 +154,21 @@ def test_points_are_counted_under_the_convention():
 
 def test_the_recipe_is_said_to_differ(result, pair):
     points = published_points(result.convention)
-    (finding,) = recipe_findings(points)
+    (finding,) = recipe_findings(points, result.runs)
     assert finding.code == "recipe_differs"
     assert "524,288" in finding.message
     assert "262,144" in finding.message
     assert not list(extrapolation_findings(pair))
     missed = Prediction("far", 1.0, 1e9, 2.0, 2.5, None, 1.0, (2.4, 2.6), False)
     assert [x.code for x in extrapolation_findings([missed])] == ["extrapolation_missed"]
+
+
+def test_only_a_known_batch_can_differ(result):
+    points = published_points(result.convention)
+    for batch, differs in ((2**19, False), (np.nan, False), (2**17, True)):
+        runs = replace(result.runs, batch_tokens=np.full(len(result.runs), float(batch)))
+        assert bool(list(recipe_findings(points, runs))) == differs
+    assert not list(recipe_findings([replace(points[0], batch_tokens=None)], result.runs))
 
 
 def test_a_pasted_law_says_once_that_the_recipe_differs(result):

@@ -61,7 +61,7 @@ class RunTable:
     tokens          training tokens                val_loss   nats per token
     n_once, n_rec   parameters used once a token, and of the recurrent block, under `convention`
     budget_flops    nominal budget as given, NaN where unknown
-    train_flops_per_token   NaN where unknown
+    train_flops_per_token, batch_tokens   NaN where unknown; tokens a step for the second
     cells           block that the bootstrap resamples: (budget group, recurrence), or the run where
                     several rows are one run's checkpoints; numbered from 0
     budgets         nominal budget of the row's budget group, in FLOPs
@@ -77,6 +77,7 @@ class RunTable:
     n_rec: Floats
     budget_flops: Floats
     train_flops_per_token: Floats
+    batch_tokens: Floats
     cells: NDArray[np.int64]
     budgets: Floats
     study: tuple[str, ...]
@@ -198,6 +199,7 @@ class RunTable:
             "n_embeddings": self.parts.embeddings,
             "budget_flops": self.budget_flops,
             "train_flops_per_token": self.train_flops_per_token,
+            "batch_tokens": self.batch_tokens,
         }
         for name, values in optional.items():
             if not np.isnan(values).all():
@@ -305,6 +307,7 @@ def assemble(
         n_rec=numbers["n_rec"],
         budget_flops=budget,
         train_flops_per_token=flops,
+        batch_tokens=numbers["batch_tokens"],
         cells=_frozen(make_cells(groups, numbers["recurrence"], run_ids)),
         budgets=_frozen(nominal),
         study=tuple(studies[place] or "" for place in places),

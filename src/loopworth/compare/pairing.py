@@ -267,6 +267,12 @@ def _recipe_changes(base: RunTable, method: RunTable) -> Iterator[str]:
         if ours and theirs and ours != theirs:
             yield f"{field} ({_words(ours)} against {_words(theirs)})"
     ours, theirs = (
+        {int(batch) for batch in table.batch_tokens if np.isfinite(batch)}
+        for table in (base, method)
+    )
+    if ours and theirs and ours != theirs:
+        yield f"batch_tokens ({_words(ours)} against {_words(theirs)})"
+    ours, theirs = (
         {value for value in table.labels.get("recipe", ()) if value is not None}
         for table in (base, method)
     )

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from loopworth import datasets
-from loopworth.findings import Finding
-from loopworth.ledger import REFERENCE_BATCH_TOKENS as GRID_BATCH
+from loopworth.findings import Finding, join_words
 from loopworth.ledger import Convention, horizon, ledger
 from loopworth.quantities import format_count
+from loopworth.runs import RunTable
 from loopworth.spec import ModelSpec
+from loopworth.table.values import distinct
 
 
 @dataclass(frozen=True)
@@ -65,18 +68,23 @@ def published_points(convention: Convention) -> tuple[Point, ...]:
     return tuple(points)
 
 
-def recipe_findings(points: Sequence[Point]) -> Iterator[Finding]:
+def recipe_findings(points: Sequence[Point], runs: RunTable) -> Iterator[Finding]:
     """Yield what makes a miss at the points not the law's own alone.
 
-    >>> [x.code for x in recipe_findings(published_points(Convention()))]
+    Only what both sides tell can differ: runs without `batch_tokens` say nothing.
+
+    >>> from loopworth import load_runs
+    >>> table = load_runs("schwethelm2026")
+    >>> [x.code for x in recipe_findings(published_points(Convention()), table)]
     ['recipe_differs']
     """
-    other = sorted({x.batch_tokens for x in points if x.batch_tokens} - {GRID_BATCH})
-    if other:
+    grid: list[float] = sorted(distinct(runs.batch_tokens[np.isfinite(runs.batch_tokens)]).tolist())
+    other = sorted({x.batch_tokens for x in points if x.batch_tokens} - set(grid))
+    if grid and other:
+        ours = join_words(map(format_count, grid[:3]))
         yield Finding(
             "recipe_differs",
             "note",
             f"The runs beyond the grid were trained with {format_count(other[0])} tokens a step, "
-            f"the grid with {format_count(GRID_BATCH)}, so their miss is not the law's "
-            "alone.",
+            f"the grid with {ours}, so their miss is not the law's alone.",
         )

@@ -87,7 +87,7 @@ class FitReport:
             *(frontier_findings(points, known) if whole else ()),
             *minima_findings(points, minima),
             *extrapolation_findings(predictions),
-            *recipe_findings((*outside, *(other.points if other else ()))),
+            *recipe_findings((*outside, *(other.points if other else ())), fit.runs),
         )
         return cls(
             fit,
