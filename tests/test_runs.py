@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from loopworth.check import check
 from loopworth.ledger import Convention, ledger
 from loopworth.runs import RunTable, load_runs
 from loopworth.spec import ModelSpec
@@ -294,3 +295,74 @@ def test_a_name_that_is_nothing_names_what_is_close(
 def test_a_table_passes_through_and_changes_convention(table: RunTable) -> None:
     assert load_runs(table, convention=ONCE).convention == ONCE
     assert repr(table) == "RunTable('schwethelm2026', 116 runs, r = 1, 2, 4, 8, budgets: 6)"
+
+
+def test_tokens_a_step_are_kept_where_they_are_known(table: RunTable) -> None:
+    assert set(table.batch_tokens.tolist()) == {2.0**18}
+    assert not table.batch_tokens.flags.writeable
+    assert len(table.select(table.recurrence == 1).batch_tokens) == 29
+    columns = {
+        "n_once": [1e6, 2e6], "n_rec": [3e6, 6e6], "recurrence": [1, 2],
+        "tokens": [1e9, 2e9], "val_loss": [3.1, 2.9], "batch_tokens": ["0.5M", None],
+    }  # fmt: skip
+    read = load_runs(columns)
+    np.testing.assert_array_equal(read.batch_tokens, [5e5, np.nan])
+    again = load_runs(read.to_columns())
+    np.testing.assert_array_equal(again.batch_tokens, read.batch_tokens)
+    assert again.digest == read.digest
+
+
+# What contradicts itself is said, and nothing is guessed
+
+
+def codes(got: RunTable) -> list[str]:
+    return [each.code for each in got.findings]
+
+
+def test_a_window_beyond_the_loop_is_said() -> None:
+    got = load_runs(ARCHITECTURE | {"bptt_window": [4, 4, 1]})
+    (finding,) = [each for each in got.findings if each.code == "window_beyond_recurrence"]
+    assert finding.rows == (1,)
+    assert "window_beyond_recurrence" not in codes(
+        load_runs(ARCHITECTURE | {"bptt_window": [2, 3, 1]})
+    )
+
+
+def test_two_widths_that_contradict_each_other_set_the_row_aside() -> None:
+    got = load_runs(ARCHITECTURE | {"width_scale": [10, 12, None]})  # s = 10 is d_model 640
+    (finding,) = [each for each in got.findings if each.code == "invalid_architecture"]
+    assert finding.rows == (2,)
+    assert "d_model=640 and width_scale=12 name different widths" in finding.message
+    assert got.rows.tolist() == [1, 3]
+
+
+def test_recurrences_that_only_rounding_tells_apart_are_one(table: RunTable) -> None:
+    columns = direct(table, "budget_flops")
+    columns["recurrence"] = [r * (1 + 1e-7 * (k % 2)) for k, r in enumerate(columns["recurrence"])]
+    got = load_runs(columns)
+    assert got.recurrence.tolist() == table.recurrence.tolist()
+    assert len(set(got.cells.tolist())) == 24
+    columns["recurrence"] = [4.5, 4.5000001, 4.6, *columns["recurrence"][3:]]
+    assert load_runs(columns).recurrence[:3].tolist() == [4.5, 4.5, 4.6]
+
+
+def test_an_injection_beyond_its_block_is_told_what_to_do(table: RunTable) -> None:
+    columns = direct(table, "n_injection")
+    columns["n_injection"] = [2 * value for value in columns["n_rec"]]
+    finding = load_runs(columns).findings[0]
+    assert "n_injection is larger than n_rec, which contains it" in finding.message
+    assert "add it to n_rec" in finding.remedy
+
+
+@pytest.mark.parametrize(("factor", "odd"), [(1.0, False), (0.1, True), (1e3, True)])
+def test_a_budget_in_the_direct_form_is_held_against_six_n_d(
+    table: RunTable, factor: float, odd: bool
+) -> None:
+    columns = direct(table, "budget_flops")
+    columns["budget_flops"] = [
+        value * (factor if k in (3, 50) else 1) for k, value in enumerate(columns["budget_flops"])
+    ]
+    found = [each for each in load_runs(columns).findings if each.code == "budget_disagrees"]
+    assert [each.rows for each in found] == ([(4, 51)] if odd else [])
+    named = [each.rows for each in check(columns).findings if each.code == "budget_disagrees"]
+    assert named == ([(4, 51)] if odd else [])

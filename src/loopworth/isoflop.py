@@ -307,7 +307,8 @@ _REFUSED: dict[str, tuple[Literal["warning", "note"], str, str]] = {
     "opens downwards": (
         "warning",
         "the parabola opens downwards",
-        "Check the losses of these rows; a diverged run or a wrong unit bends a parabola over.",
+        "Add widths on both sides: a few runs on one flank bend over by their noise alone. If only "
+        "some groups do, look among their rows for a diverged run.",
     ),
     "flat": ("note", "the losses are flat", "Run more widths at these budgets."),
     "too few widths": (

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from loopworth.findings import Finding, name_rows
 from loopworth.table.draft import Draft
+from loopworth.table.units import implausible_budgets
 from loopworth.table.values import Floats, middle
 
 Places = NDArray[np.int64]
@@ -121,7 +122,10 @@ def budget_findings(draft: Draft, places: Places, explained: Collection[int]) ->
     named = {row for finding in six for row in finding.rows}
     rest = here[~np.isin(draft.rows[here], list(named))]
     known = np.isfinite(draft.numbers["train_flops_per_token"][rest])
-    return [*six, *_off_target(draft, rest[known]), *_off_trend(draft, rest[~known])]
+    bare = rest[~known]
+    odd = implausible_budgets(draft, bare)
+    left = bare[~np.isin(draft.rows[bare], [row for finding in odd for row in finding.rows])]
+    return [*six, *_off_target(draft, rest[known]), *odd, *_off_trend(draft, left)]
 
 
 def _six_n_d(draft: Draft, here: Places) -> Iterator[Finding]:

@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from loopworth.law.gain import FloatArray, make_gain
+from loopworth.law.gain import FloatArray
 from loopworth.law.joint import GAIN, Problem
+from loopworth.law.rivals import make_problem
 from loopworth.law.solve import polish, seed_grid
 from loopworth.table.values import distinct
 
@@ -50,17 +51,6 @@ class Rows:
     def __len__(self) -> int:
         return len(self.val_loss)
 
-    def problem(self, law: str) -> Problem:
-        """Return the problem of a law on these rows."""
-        return Problem.of(
-            make_gain(law, self.recurrence),
-            n_once=self.n_once,
-            n_rec=self.n_rec,
-            recurrence=self.recurrence,
-            tokens=self.tokens,
-            val_loss=self.val_loss,
-        )
-
 
 @dataclass(frozen=True)
 class Reference:
@@ -83,7 +73,7 @@ class Reference:
     def residual_with(self, **changed: FloatArray) -> FloatArray:
         """Return the log residuals that the rows would have with other tokens or parameters."""
         rows = replace(self.rows, **changed)
-        problem = rows.problem(self.problem.gain.key)
+        problem = make_problem(rows, self.problem.gain.key)
         moved: FloatArray = problem.log_loss - problem.log_prediction(self.theta[None])[0]
         return moved
 
@@ -96,7 +86,7 @@ def robust_law(rows: Rows, trusted: Mask | None = None) -> Reference | None:
     mask = np.ones(len(rows), dtype=bool) if trusted is None else trusted.copy()
     if mask.sum() < FEWEST_RUNS:
         return None
-    problem = rows.problem("power" if _varies(rows.recurrence[mask]) else "none")
+    problem = make_problem(rows, "power" if _varies(rows.recurrence[mask]) else "none")
     theta = _solve(problem, mask.astype(float))
     seen: set[bytes] = set()
     for _ in range(_ROUNDS):
@@ -121,7 +111,7 @@ def free_law(reference: Reference) -> Reference:
     constants = GAIN + len(levels) - 1
     if len(levels) < 3 or min(counts) < _FEWEST_A_LEVEL or mask.sum() < constants + GAIN:
         return reference
-    problem = rows.problem("free")
+    problem = make_problem(rows, "free")
     gains = levels[levels > 1] ** reference.theta[GAIN]
     start = np.concatenate([reference.theta[:GAIN], gains])
     theta = polish(problem, start[None], mask.astype(float)).theta[0]

@@ -96,10 +96,14 @@ class FittedLaw:
     ) -> FloatArray:
         """Return the predicted validation loss in nats per token; arguments broadcast.
 
+        Raises ValueError for what no run can have: counts that are negative or not finite, no
+        parameters, no tokens, a recurrence below 1.
+
         >>> law = FittedLaw("none", (), 400.0, 0.34, 410.0, 0.28, 1.69, ())
         >>> [round(float(x), 3) for x in law.predict(0, [1e9, 70e9], 1, [20e9, 1.4e12])]
         [2.574, 1.935]
         """
+        _check_place(n_once, n_rec, recurrence, tokens)
         capacity = self.A * self.n_eff(n_once, n_rec, recurrence) ** -self.alpha
         data = self.B * np.asarray(tokens, dtype=float) ** -self.beta
         return np.asarray(self.E + capacity + data)
@@ -132,3 +136,19 @@ class FittedLaw:
             data["E"],
             tuple(data["gain"][name] for name in names),
         )
+
+
+def _check_place(
+    n_once: ArrayLike, n_rec: ArrayLike, recurrence: ArrayLike, tokens: ArrayLike
+) -> None:
+    """Refuse a place where a power of a negative number would turn a prediction into NaN."""
+    once, rec, r, d = (np.asarray(x, dtype=float) for x in (n_once, n_rec, recurrence, tokens))
+    for name, values, bad, allowed in (
+        ("n_once", once, ~(np.isfinite(once) & (once >= 0)), "0 or more parameters"),
+        ("n_rec", rec, ~(np.isfinite(rec) & (rec >= 0)), "0 or more parameters"),
+        ("n_once + n_rec", once + rec, ~(once + rec > 0), "above 0 parameters"),
+        ("recurrence", r, ~(np.isfinite(r) & (r >= 1)), "1 or more"),
+        ("tokens", d, ~(np.isfinite(d) & (d > 0)), "above 0"),
+    ):
+        if np.any(bad):
+            raise ValueError(f"{name} is {values[bad].flat[0]:g}, and must be {allowed}")

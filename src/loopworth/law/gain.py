@@ -55,13 +55,17 @@ class Gain:
         return float(values[0, 0])
 
 
-def _constant(value: Callable[[FloatArray], FloatArray]) -> Callable[..., Derivatives]:
-    def evaluate(theta: FloatArray, r: FloatArray) -> Derivatives:
-        batch, size = len(theta), len(r)
-        g = np.broadcast_to(value(r), (batch, size))
-        return g, np.zeros((batch, size, 0)), np.zeros((batch, size, 0, 0))
+# Classes instead of closures, so that whatever holds a gain can be pickled.
+@dataclass(frozen=True)
+class _Constant:
+    """g(r) = value(r), without constants."""
 
-    return evaluate
+    value: Callable[[FloatArray], FloatArray]
+
+    def __call__(self, theta: FloatArray, r: FloatArray) -> Derivatives:
+        batch, size = len(theta), len(r)
+        g = np.broadcast_to(self.value(r), (batch, size))
+        return g, np.zeros((batch, size, 0)), np.zeros((batch, size, 0, 0))
 
 
 def _power(theta: FloatArray, r: FloatArray) -> Derivatives:
@@ -82,16 +86,25 @@ def _bounded(theta: FloatArray, r: FloatArray) -> Derivatives:
     return 1.0 + k1 * (1.0 - decay), gradient, hessian
 
 
-def _linear_in(basis: Callable[[FloatArray], FloatArray]) -> Callable[..., Derivatives]:
-    def evaluate(theta: FloatArray, r: FloatArray) -> Derivatives:
-        h = np.broadcast_to(basis(r), (len(theta), len(r)))
+@dataclass(frozen=True)
+class _Linear:
+    """g(r) = 1 + k basis(r)."""
+
+    basis: Callable[[FloatArray], FloatArray]
+
+    def __call__(self, theta: FloatArray, r: FloatArray) -> Derivatives:
+        h = np.broadcast_to(self.basis(r), (len(theta), len(r)))
         return 1.0 + theta * h, h[..., None], np.zeros((*h.shape, 1, 1))
 
-    return evaluate
 
+@dataclass(frozen=True)
+class _Free:
+    """g of each of `levels`, a constant of its own."""
 
-def _free(levels: FloatArray) -> Callable[..., Derivatives]:
-    def evaluate(theta: FloatArray, r: FloatArray) -> Derivatives:
+    levels: FloatArray
+
+    def __call__(self, theta: FloatArray, r: FloatArray) -> Derivatives:
+        levels = self.levels
         unknown = [f"{x:g}" for x in r if x != 1.0 and x not in levels]
         if unknown:
             raise ValueError(
@@ -104,7 +117,13 @@ def _free(levels: FloatArray) -> Callable[..., Derivatives]:
         shape = (len(theta), len(r), len(levels))
         return g, np.broadcast_to(picks, shape), np.zeros((*shape, len(levels)))
 
-    return evaluate
+
+def _identity(r: FloatArray) -> FloatArray:
+    return r
+
+
+def _beyond_one(r: FloatArray) -> FloatArray:
+    return r - 1.0
 
 
 def _one(values: Sequence[float]) -> tuple[tuple[float, ...], ...]:
@@ -112,11 +131,11 @@ def _one(values: Sequence[float]) -> tuple[tuple[float, ...], ...]:
 
 
 def _make_none(_: FloatArray) -> Gain:
-    return Gain("none", "1", (), (), (), ((),), _constant(np.ones_like))
+    return Gain("none", "1", (), (), (), ((),), _Constant(np.ones_like))
 
 
 def _make_unrolled(_: FloatArray) -> Gain:
-    return Gain("unrolled", "r", (), (), (), ((),), _constant(lambda r: r))
+    return Gain("unrolled", "r", (), (), (), ((),), _Constant(_identity))
 
 
 def _make_power(_: FloatArray) -> Gain:
@@ -145,7 +164,7 @@ def _slope_gain(
     step = float(basis(np.array([2.0]))[0])
     # A seed below the box would turn N_eff negative at the largest recurrence.
     seeds = _one([max((2.0**phi - 1.0) / step, 0.9 * lower) for phi in _SEED_PHIS])
-    return Gain(key, formula, ("k",), (lower,), (1e3,), seeds, _linear_in(basis))
+    return Gain(key, formula, ("k",), (lower,), (1e3,), seeds, _Linear(basis))
 
 
 def _make_log(levels: FloatArray) -> Gain:
@@ -153,7 +172,7 @@ def _make_log(levels: FloatArray) -> Gain:
 
 
 def _make_affine(levels: FloatArray) -> Gain:
-    return _slope_gain("affine", "1 + k (r - 1)", lambda r: r - 1.0, levels)
+    return _slope_gain("affine", "1 + k (r - 1)", _beyond_one, levels)
 
 
 def _make_free(levels: FloatArray) -> Gain:
@@ -165,7 +184,7 @@ def _make_free(levels: FloatArray) -> Gain:
         (_SMALLEST_GAIN,) * size,
         (1e3,) * size,
         tuple(tuple(float(x) ** phi for x in levels) for phi in _SEED_PHIS),
-        _free(levels),
+        _Free(levels),
     )
 
 

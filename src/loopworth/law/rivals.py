@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, get_args
+from typing import Any, Protocol, get_args
 
 import numpy as np
 
 from loopworth.findings import Finding
 from loopworth.law.diagnose import Goodness, goodness, scale_parameters
 from loopworth.law.fitted import FittedLaw
-from loopworth.law.gain import GAINS, make_gain
+from loopworth.law.gain import GAINS, FloatArray, make_gain
 from loopworth.law.intervals import Bootstrap, Interval
 from loopworth.law.joint import GAIN, Problem
 from loopworth.law.solve import Optimum, optimise
@@ -110,7 +110,22 @@ class HalfRow:
         return asdict(self) | {"budgets": list(self.budgets)}
 
 
-def make_problem(runs: RunTable, law: str = "power") -> Problem:
+class Columns(Protocol):
+    """What a law needs of runs: a RunTable, or rows that are not a table yet."""
+
+    @property
+    def n_once(self) -> FloatArray: ...  # noqa: D102
+    @property
+    def n_rec(self) -> FloatArray: ...  # noqa: D102
+    @property
+    def recurrence(self) -> FloatArray: ...  # noqa: D102
+    @property
+    def tokens(self) -> FloatArray: ...  # noqa: D102
+    @property
+    def val_loss(self) -> FloatArray: ...  # noqa: D102
+
+
+def make_problem(runs: Columns, law: str = "power") -> Problem:
     """Return the problem that the solver takes, for a table as its convention counts it."""
     return Problem.of(
         make_gain(law, runs.recurrence),

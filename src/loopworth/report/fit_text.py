@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Literal
+from collections.abc import Sequence
 
-from rich import box
 from rich.console import Group
-from rich.markup import escape
-from rich.table import Table
 from rich.text import Text
 
 from loopworth.allocate import Equivalent
-from loopworth.findings import Finding, join_words, name_rows
+from loopworth.findings import join_words
 from loopworth.law import Estimate, Fit
 from loopworth.law.pasted import Against
-from loopworth.quantities import format_count, format_flops, format_interval, format_quantity
+from loopworth.quantities import format_count, format_flops, format_quantity
 from loopworth.report.fit_report import FitReport
-
-_COLOURS = {"error": "bold red", "warning": "bold yellow", "note": "bold cyan"}
+from loopworth.report.page import findings_list, interval, make_table, section
 
 
 def fit_page(report: FitReport) -> Group:
@@ -34,7 +29,7 @@ def fit_page(report: FitReport) -> Group:
         _extrapolation(report),
         _untested(report),
         _against(report.against),
-        _warnings(report.findings),
+        findings_list(report.findings, builtin=report.fit.runs.citation is not None),
     )
     return Group(*(part for part in parts if part is not None))
 
@@ -47,13 +42,13 @@ def _headline(report: FitReport) -> Group:
     refuted = any(x.code == "phi_depends_on_recurrence" for x in report.findings)
     if refuted and "phi" in fit.gain:
         for row in fit.phi_by_recurrence:
-            value = _interval(Estimate(row.phi, row.ci95))
+            value = interval(Estimate(row.phi, row.ci95))
             text.append(f"  phi({row.recurrence:g}) = {value}\n", style="not dim bold")
         text.append(
             "  (a value for each r describes the runs better than one exponent, which is)\n"
         )
     for name, estimate in fit.gain.items():
-        text.append(f"  {name} = {_interval(estimate)}", style="not dim bold")
+        text.append(f"  {name} = {interval(estimate)}", style="not dim bold")
         text.append(f"{_profile(estimate)}\n")
     if not fit.gain:
         text.append(_no_gain(fit), style="not dim bold")
@@ -80,11 +75,11 @@ def _equivalents(equivalents: Sequence[Equivalent]) -> Group | Text:
     """Translate the gain into model sizes, at one count of unique parameters."""
     if not equivalents:
         return Text()
-    table = _table("unique parameters", "r", "worth unlooped", "training cost of")
+    table = make_table("unique parameters", "r", "worth unlooped", "training cost of")
     for x in equivalents:
         sizes = (format_quantity(n) for n in (x.worth, x.cost))
         table.add_row(format_quantity(x.n_unique), f"{x.recurrence:g}", *sizes)
-    return _section("Equivalents", table, "sizes of the unlooped model of equal loss, equal cost")
+    return section("Equivalents", table, "sizes of the unlooped model of equal loss, equal cost")
 
 
 def _no_gain(fit: Fit) -> str:
@@ -93,12 +88,6 @@ def _no_gain(fit: Fit) -> str:
     if not fit.law.gain.parameters:
         return f"  g(r) = {fit.law.gain.formula}: this law has no constant in g\n"
     return f"  {join_words(fit.law.gain.parameters)} not identified by these runs\n"
-
-
-def _interval(estimate: Estimate) -> str:
-    if estimate.ci95 is None:
-        return f"{estimate.estimate:.3f}"
-    return format_interval(estimate.estimate, estimate.ci95)
 
 
 def _constants(fit: Fit) -> Group:
@@ -126,12 +115,12 @@ def _recurrences(fit: Fit) -> Group | None:
     """List each recurrence: its own g, its own Chinchilla law, the joint law's residuals."""
     gains = {row.recurrence: row for row in fit.phi_by_recurrence}
     own = {row.recurrence: row for row in fit.per_recurrence}
-    table = _table("r", "runs", "g(r)", "phi(r)", "alpha", "beta", "E", "mean", "largest")
+    table = make_table("r", "runs", "g(r)", "phi(r)", "alpha", "beta", "E", "mean", "largest")
     for row in fit.residuals:
         gain, law = gains.get(row.recurrence), own.get(row.recurrence)
         phi = "-"
         if gain is not None:
-            phi = _interval(Estimate(gain.phi, gain.ci95))
+            phi = interval(Estimate(gain.phi, gain.ci95))
         table.add_row(
             f"{row.recurrence:g}",
             str(row.n_runs),
@@ -142,7 +131,7 @@ def _recurrences(fit: Fit) -> Group | None:
             f"{1e3 * row.max_abs:.1f}",
         )
     halves = " and ".join(f"{row.phi:.2f} on the {row.half}er" for row in fit.halves)
-    return _section(
+    return section(
         "By recurrence",
         table,
         "g free; alpha, beta, E of each r alone; joint residuals, mnats",
@@ -156,7 +145,7 @@ def _laws(fit: Fit) -> Group | None:
         return None
     levels = fit.law.recurrences[-4:]
     names = [f"g({r:g})" for r in levels]
-    table = _table("law", "g(r)", "R2", "RMSE", "dAICc", *names, left=2)
+    table = make_table("law", "g(r)", "R2", "RMSE", "dAICc", *names, left=2)
     for row in fit.laws:
         delta = "-" if row.delta_aicc is None else f"{row.delta_aicc:.1f}"
         gains = [f"{row.law.g(r):.2f}" for r in levels]
@@ -170,19 +159,19 @@ def _laws(fit: Fit) -> Group | None:
             *gains,
             style=style,
         )
-    return _section("Rival laws", table, "RMSE in mnats; dAICc 0 is the best of the table")
+    return section("Rival laws", table, "RMSE in mnats; dAICc 0 is the best of the table")
 
 
 def _conventions(fit: Fit) -> Group | None:
     """Show how far the count of the injection moves phi."""
     if not fit.conventions:
         return None
-    table = _table("injection counted", "phi", "objective", left=1)
+    table = make_table("injection counted", "phi", "objective", left=1)
     for row in fit.conventions:
         mark = "bold" if row.injection == fit.convention.injection else ""
-        phi = _interval(Estimate(row.phi, row.ci95))
+        phi = interval(Estimate(row.phi, row.ci95))
         table.add_row(row.injection, phi, f"{row.objective:.3e}", style=mark)
-    return _section("Phi by convention", table, "compare phi only within one convention")
+    return section("Phi by convention", table, "compare phi only within one convention")
 
 
 def _optima(report: FitReport) -> Group | None:
@@ -192,17 +181,17 @@ def _optima(report: FitReport) -> Group | None:
     budgets = sorted({gap.budget_flops for gap in report.gaps})
     shown = budgets if len(budgets) <= 6 else [*budgets[:3], *budgets[-3:]]
     gaps = {(gap.recurrence, gap.budget_flops): 1e3 * gap.nats for gap in report.gaps}
-    table = _table("r", "N* ~ C^", "D* ~ C^", *(format_flops(budget) for budget in shown))
+    table = make_table("r", "N* ~ C^", "D* ~ C^", *(format_flops(budget) for budget in shown))
     for row in report.exponents:
         lost = [gaps.get((row.recurrence, budget)) for budget in shown]
         table.add_row(
             f"{row.recurrence:g}",
             _power(row.n_exponent, row.n_se),
             _power(row.d_exponent, row.d_se),
-            *("-" if nats is None else f"+{nats:.0f}" for nats in lost),
+            *("-" if nats is None else f"{round(nats):+d}" for nats in lost),
         )
     note = "iso-FLOP minima; L* above that of r = 1 in mnats, by budget"
-    return _section("Measured optima", table, note)
+    return section("Measured optima", table, note)
 
 
 def _held_out(fit: Fit) -> Group | None:
@@ -210,7 +199,9 @@ def _held_out(fit: Fit) -> Group | None:
     rows = [row for row in fit.held_out if row.law == fit.law.key]
     if not rows:
         return None
-    table = _table("left out", "from", "fitted", "runs", "bias", "RMSE", "E of that fit", left=2)
+    table = make_table(
+        "left out", "from", "fitted", "runs", "bias", "RMSE", "E of that fit", left=2
+    )
     for row in rows:
         what = {
             "rolling": (f"{format_flops(row.left_out)} FLOPs", "smaller budgets"),
@@ -219,19 +210,19 @@ def _held_out(fit: Fit) -> Group | None:
         }[row.kind]
         miss = (f"{1e3 * row.bias:+.1f}", f"{1e3 * row.rmse:.1f}", f"{row.E:.2f}")
         table.add_row(*what, str(row.n_fitted), str(row.n_runs), *miss)
-    return _section("Held out", table, "observed minus predicted, mnats")
+    return section("Held out", table, "observed minus predicted, mnats")
 
 
 def _extrapolation(report: FitReport) -> Group | None:
     """Show the law at measured runs beyond the grid, with what it has missed before."""
     if not report.extrapolation:
         return None
-    table = _table("run", "tokens", "measured", "predicted", "bootstrap", "widened", left=1)
+    table = make_table("run", "tokens", "measured", "predicted", "bootstrap", "widened", left=1)
     for x in report.extrapolation:
         ends = (f"[{e[0]:.2f}, {e[1]:.2f}]" if e else "-" for e in (x.ci95, x.wide95))
         losses = (f"{x.observed:.3f}", f"{x.predicted:.3f}")
         table.add_row(x.name, format_quantity(x.tokens), *losses, *ends)
-    return _section(
+    return section(
         "Beyond the grid", table, "95 %; widened by the held-out error of each budget step"
     )
 
@@ -240,60 +231,32 @@ def _untested(report: FitReport) -> Group | None:
     """Show g beyond the recurrences that were run, under two laws, and the run that decides."""
     if not report.fit.untested:
         return None
-    table = _table("r", "g, power", "g, bounded", "difference")
+    table = make_table("r", "g, power", "g, bounded", "difference")
     for row in report.fit.untested:
         table.add_row(
             f"{row.recurrence:g}",
-            _interval(Estimate(row.power, row.power_ci95)),
-            _interval(Estimate(row.bounded, row.bounded_ci95)),
-            _interval(Estimate(row.difference, row.difference_ci95)),
+            interval(Estimate(row.power, row.power_ci95)),
+            interval(Estimate(row.bounded, row.bounded_ci95)),
+            interval(Estimate(row.difference, row.difference_ci95)),
         )
     foot = report.deciding.sentence if report.deciding else ""
     note = "95 % if the law holds there; paired resamples"
-    return _section("Recurrences not run", table, note, foot)
+    return section("Recurrences not run", table, note, foot)
 
 
 def _against(other: Against | None) -> Group | None:
     """Show where the runs disagree with a law from elsewhere."""
     if other is None:
         return None
-    table = _table("r", "runs", "bias", "RMSE")
+    table = make_table("r", "runs", "bias", "RMSE")
     for row in other.misses:
         miss = (f"{1e3 * row['bias']:+.1f}", f"{1e3 * row['rmse']:.1f}")
         table.add_row(f"{row['recurrence']:g}", f"{row['n_runs']:g}", *miss)
     note = f"observed minus predicted, mnats; {other.convention.injection} injection"
-    return _section(f"Against {other.source}", table, note)
+    return section(f"Against {other.source}", table, note)
 
 
 def _power(exponent: float | None, error: float | None) -> str:
     if exponent is None:
         return "-"
     return f"{exponent:.2f}" if error is None else f"{exponent:.2f} ± {error:.2f}"
-
-
-def _warnings(findings: Iterable[Finding]) -> Group | None:
-    lines = []
-    for finding in findings:
-        text = Text(f"{finding.severity} ", style=_COLOURS[finding.severity])
-        where = f"{finding.code}, {name_rows(finding.rows)}" if finding.rows else finding.code
-        text.append(f"[{where}] ", style="dim not bold default")
-        text.append(finding.message, style="not bold default")
-        if finding.remedy:
-            text.append(f" {finding.remedy}", style="dim not bold default")
-        lines.append(text)
-    return Group(*lines) if lines else None
-
-
-def _table(*names: str, left: int = 0) -> Table:
-    """Make a table whose first `left` columns hold words, the others numbers."""
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    for place, name in enumerate(names):
-        justify: Literal["left", "right"] = "left" if place < left else "right"
-        table.add_column(escape(name), justify=justify, no_wrap=True)
-    return table
-
-
-def _section(title: str, table: Table, note: str, foot: str = "") -> Group:
-    head = Text(title, style="bold green")
-    head.append(f"  {note}", style="dim not bold default")
-    return Group(head, table, Text(f"{foot}\n" if foot else "", style="dim"))

@@ -46,6 +46,7 @@ def apply_architectures(draft: Draft, read: Mapping[str, Numbers]) -> None:
             draft.specs[place] = _spec(draft, place)
         except ValueError as error:
             draft.spoil(place, "invalid_architecture", "the architecture", str(error))
+    _note_windows(draft, complete)
     _note_defaults(draft, read)
     places = [place for place in complete if draft.specs[place] is not None]
     both = [place for place in places if direct[place]]
@@ -94,7 +95,14 @@ def _spec(draft: Draft, place: int) -> ModelSpec:
     width, scale = (float(draft.numbers[name][place]) for name in ("d_model", "width_scale"))
     if not math.isfinite(width):
         return _from_scale(scale, tuple(given.items()))
-    return _from_width(width, tuple(given.items()))
+    spec = _from_width(width, tuple(given.items()))
+    if math.isfinite(scale) and _from_scale(scale, tuple(given.items())).d_model != spec.d_model:
+        raise ValueError(
+            f"d_model={width:g} and width_scale={scale:g} name different widths "
+            f"(s = {scale:g} is d_model {_from_scale(scale, tuple(given.items())).d_model}); "
+            "leave one of them out"
+        )
+    return spec
 
 
 @lru_cache(maxsize=4096)  # a table repeats an architecture at every budget
@@ -184,6 +192,23 @@ def all_conventions() -> tuple[Convention, ...]:
         for embeddings in (False, True)
         for place in get_args(CountInjection)
     )
+
+
+def _note_windows(draft: Draft, places: list[int]) -> None:
+    """Say where more passes are said to carry a gradient than there are."""
+    window, r = (draft.numbers[name] for name in ("bptt_window", "recurrence"))
+    longer = [place for place in places if window[place] > r[place]]
+    if longer:
+        draft.findings.append(
+            Finding(
+                "window_beyond_recurrence",
+                "warning",
+                "bptt_window is larger than recurrence; it was read as a gradient through all "
+                "passes, on which FLOPs and tokens depend.",
+                draft.name(longer),
+                "Give at most recurrence, or leave bptt_window empty where nothing is cut off.",
+            )
+        )
 
 
 def _note_defaults(draft: Draft, read: Mapping[str, Numbers]) -> None:

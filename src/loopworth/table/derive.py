@@ -8,6 +8,7 @@ them: injection in n_rec, norms in, embeddings out.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,10 @@ from loopworth.findings import Finding
 from loopworth.table.architecture import apply_architectures
 from loopworth.table.columns import BY_NAME
 from loopworth.table.draft import Draft
-from loopworth.table.values import Numbers, read_numbers, read_texts
+from loopworth.table.values import Floats, Numbers, read_numbers, read_texts
 
 _NEEDED = ("val_loss", "recurrence", "tokens", "n_once", "n_rec")
+_SAME_RECURRENCE = 1e-6
 _HUGE = 1e30  # nothing that is counted or measured here comes near; beyond, products overflow
 # The least value of a column, where it need not be above 0.
 _FLOOR = {"recurrence": 1.0} | dict.fromkeys(
@@ -53,6 +55,7 @@ def derive(
         if column.kind != "text":
             draft.numbers[name] = read[name].values.copy() if name in read else unknown.copy()
     _check_numbers(draft, read)
+    draft.numbers["recurrence"] = _joined(draft.numbers["recurrence"])
     if "d_model" in read or "width_scale" in read:
         apply_architectures(draft, read)
     _check_required(draft)
@@ -76,6 +79,23 @@ def _check_numbers(draft: Draft, read: Mapping[str, Numbers]) -> None:
         elif wrong:
             draft.findings.append(_not_used(draft, name, wrong))
         values[list(wrong)] = np.nan
+
+
+def _joined(recurrence: Floats) -> Floats:
+    """Give recurrences that only rounding tells apart one value, a whole one where there is one.
+
+    >>> _joined(np.array([1.0, 1.0 + 1e-7, 4.5, np.nan, 4.5000001])).tolist()
+    [1.0, 1.0, 4.5, nan, 4.5]
+    """
+    joined = recurrence.copy()
+    with np.errstate(invalid="ignore"):
+        whole = np.abs(joined - np.round(joined)) <= _SAME_RECURRENCE * joined
+    joined[whole] = np.round(joined[whole])
+    order = np.argsort(joined, kind="stable")
+    for before, place in pairwise(order):
+        if joined[place] - joined[before] <= _SAME_RECURRENCE * joined[place]:
+            joined[place] = joined[before]
+    return joined
 
 
 def _kind(name: str, value: float, why: str) -> str:
@@ -113,5 +133,13 @@ def _check_required(draft: Draft) -> None:
     if contained.any():
         places = np.flatnonzero(contained)
         draft.numbers["n_injection"][places] = np.nan
-        wrong = {int(place): "larger than n_rec" for place in places}
-        draft.findings.append(_not_used(draft, "n_injection", wrong))
+        draft.findings.append(
+            Finding(
+                "value_not_used",
+                "warning",
+                "n_injection is larger than n_rec, which contains it; n_injection counts as not "
+                "given there, so that no other convention can be derived.",
+                draft.name(places),
+                "If n_rec leaves the injection out, add it to n_rec; else correct n_injection.",
+            )
+        )

@@ -18,6 +18,7 @@ from loopworth.table.draft import Draft
 from loopworth.table.values import Floats, middle
 
 # One table never spans so much without a run in between, but billions against units do.
+_PLAUSIBLE = (0.25, 30.0)  # budget over 6 N D
 _GAP = 1e4
 # The loss of a uniform guess over the largest vocabularies in use, ln(270,000).
 _LARGEST_LOSS = 12.5
@@ -52,6 +53,8 @@ def check_units(draft: Draft, places: NDArray[np.int64]) -> list[Finding]:
         known = places[np.isfinite(values[places])]
         if len(known):
             findings += _check_scale(draft, known, name, values, least)
+    if any(finding.code == "unit_suspected" for finding in findings):
+        return findings  # a column in another unit makes every budget miss
     return findings + _check_budgets(draft, places)
 
 
@@ -144,7 +147,7 @@ def _check_budgets(draft: Draft, places: NDArray[np.int64]) -> list[Finding]:
     with np.errstate(invalid="ignore"):
         off = places[given & (np.abs(np.log(ratio)) > math.log(1.1))]
     if not len(off):
-        return []
+        return implausible_budgets(draft, places)
     message = (
         f"budget_flops differs by more than 10 % from FLOPs per token times tokens in "
         f"{name_rows(draft.name(off))}. The budget only groups the rows."
@@ -152,4 +155,31 @@ def _check_budgets(draft: Draft, places: NDArray[np.int64]) -> list[Finding]:
     remedy = "Check how the budget was counted; 6 N D leaves out attention and the head."
     known = ratio[np.isin(places, off)]
     evidence = {"budget_over_spent": [round(float(each), 4) for each in known]}
-    return [Finding("budget_disagrees", "warning", message, draft.name(off), remedy, evidence)]
+    return [
+        Finding("budget_disagrees", "warning", message, draft.name(off), remedy, evidence),
+        *implausible_budgets(draft, places),
+    ]
+
+
+def implausible_budgets(draft: Draft, places: NDArray[np.int64]) -> list[Finding]:
+    """Hold a budget against 6 N D, N unrolled, where nothing gives FLOPs per token.
+
+    6 N D is not what training costs, so only what no head, attention or gradient window explains
+    is named: below a quarter of it, or above thirty times.
+    """
+    numbers = draft.numbers
+    bare = places[np.isnan(numbers["train_flops_per_token"][places])]
+    unrolled = numbers["n_once"][bare] + numbers["recurrence"][bare] * numbers["n_rec"][bare]
+    with np.errstate(invalid="ignore"):
+        ratio = numbers["budget_flops"][bare] / (6 * unrolled * numbers["tokens"][bare])
+        off = (ratio < _PLAUSIBLE[0]) | (ratio > _PLAUSIBLE[1])
+    if not off.any():
+        return []
+    rows = draft.name(bare[off])
+    message = (
+        f"budget_flops is {middle(ratio[off]):.3g} times 6 N D (N with every pass counted) in "
+        f"{name_rows(rows)}, which no head or attention explains. The budget only groups the rows."
+    )
+    remedy = "Check the units of budget_flops, parameters and tokens."
+    evidence = {"budget_over_6nd": [round(float(x), 6) for x in ratio[off]]}
+    return [Finding("budget_disagrees", "warning", message, rows, remedy, evidence)]
