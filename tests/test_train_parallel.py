@@ -1,6 +1,7 @@
 """Two processes that talk by gloo: the losses of one, its checkpoints, and rows of their own."""
 
 import json
+import shutil
 import subprocess
 import sys
 
@@ -17,7 +18,6 @@ from train_runs import (
     make_data,
     same_weights,
     small_run,
-    train_apart,
     train_here,
     train_together,
 )
@@ -31,18 +31,31 @@ def data(tmp_path_factory):
     return make_data(tmp_path_factory.mktemp("data"))
 
 
+# Both with two passes of four rows a step, in turn or at once, and checkpoints of 7, 14 and 20.
+SAVED = {"save_every": 7, "keep": 3, "micro_batch_rows": 4}
+
+
 @pytest.fixture(scope="module")
 def alone(data, tmp_path_factory):
     out = tmp_path_factory.mktemp("alone")
     run = small_run(data, steps=20, optim=CALM)
-    return run, out, train_here(run, out)
+    return run, out, train_here(run, out, **SAVED)
 
 
 @pytest.fixture(scope="module", params=["ddp", "fsdp2"])
 def together(request, alone, tmp_path_factory):
     out = tmp_path_factory.mktemp(request.param)
-    assert train_together(alone[0], out, parallel=request.param) == [0, 0]
+    assert train_together(alone[0], out, parallel=request.param, **SAVED) == [0, 0]
     return request.param, out
+
+
+def cut_back(out, place):
+    """Return a copy of a run's folder as it was after step 7 or a little later."""
+    shutil.copytree(out, place)
+    for step in (14, 20):
+        shutil.rmtree(place / "checkpoint" / f"step-{step:08d}")
+    (place / "result.json").unlink()
+    return place
 
 
 def test_losses_equal_those_of_one_process(alone, together):
@@ -56,6 +69,13 @@ def test_losses_equal_those_of_one_process(alone, together):
     assert (start["processes"], start["parallel"]) == (2, mode)
 
 
+def test_copies_add_up_bit_for_bit_as_two_micro_batches_do(alone, together):
+    mode, out = together
+    if mode == "ddp":  # shards add up in another order
+        assert losses(out) == losses(alone[1])
+        assert same_weights(out, alone[1])
+
+
 def test_checkpoints_hold_the_whole_model(alone, together):
     one, two = final_weights(alone[1]), final_weights(together[1])
     assert {name: value.shape for name, value in one.items()} == {
@@ -66,29 +86,24 @@ def test_checkpoints_hold_the_whole_model(alone, together):
         assert np.linalg.norm(two[name] - value) < 1e-3 * np.linalg.norm(value), name
 
 
-def test_two_micro_batches_and_two_processes_are_the_same_sum(alone, data, tmp_path):
-    run = alone[0]
-    train_here(run, tmp_path / "one", micro_batch_rows=4)
-    assert train_together(run, tmp_path / "two", parallel="ddp") == [0, 0]
-    assert losses(tmp_path / "one") == losses(tmp_path / "two")
-    assert same_weights(tmp_path / "one", tmp_path / "two")
+def test_one_process_goes_on_where_two_were(alone, together, tmp_path):
+    out = cut_back(together[1], tmp_path / "out")
+    train_here(alone[0], out)
+    check_resumed(out, alone[1], [(0, 2), (7, 1)])
 
 
 @pytest.mark.parametrize("mode", ["ddp", "fsdp2"])
-@pytest.mark.parametrize("first", [1, 2])
-def test_a_run_goes_on_with_another_number_of_processes(alone, tmp_path, mode, first):
-    run, alone_out, _ = alone
-    machine = {"parallel": mode, "save_every": 7}
-    if first == 1:
-        assert train_apart(run, tmp_path, kill_at=9, **machine) < 0
-        assert train_together(run, tmp_path, **machine) == [0, 0]
-    else:
-        assert set(train_together(run, tmp_path, kill_at=9, **machine)) != {0}
-        train_here(run, tmp_path)
-    starts = json.loads((tmp_path / "environment.json").read_text())["starts"]
-    assert [(s["step"], s["processes"]) for s in starts] == [(0, first), (7, 3 - first)]
-    assert [line["step"] for line in read_metrics(tmp_path / "metrics.jsonl")] == [*range(1, 21)]
-    assert losses(tmp_path) == pytest.approx(losses(alone_out), rel=1e-6)
+def test_two_processes_go_on_where_one_was(alone, tmp_path, mode):
+    out = cut_back(alone[1], tmp_path / "out")
+    assert train_together(alone[0], out, parallel=mode) == [0, 0]
+    check_resumed(out, alone[1], [(0, 1), (7, 2)])
+
+
+def check_resumed(out, undisturbed, starts):
+    found = json.loads((out / "environment.json").read_text())["starts"]
+    assert [(start["step"], start["processes"]) for start in found] == starts
+    assert [line["step"] for line in read_metrics(out / "metrics.jsonl")] == [*range(1, 21)]
+    assert losses(out) == pytest.approx(losses(undisturbed), rel=1e-6)
 
 
 def test_lanes_and_sampled_recurrences_under_ddp(data, tmp_path):

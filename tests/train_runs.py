@@ -132,22 +132,17 @@ def train_together(
     out: Path,
     world: int = 2,
     *,
-    kill_at: int | None = None,
     stop_at: int | None = None,
     **machine: Any,
 ) -> list[int | None]:
     """Train in several processes that talk by gloo; return their exit codes.
 
-    The first is killed, or asked to stop, after a step.
+    The first is asked to stop after a step.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    kill = None
-    if kill_at is not None:
-        kill = (kill_at, signal.SIGKILL)
-    elif stop_at is not None:
-        kill = (stop_at, signal.SIGTERM)
+    kill = None if stop_at is None else (stop_at, signal.SIGTERM)
     ranks = [
         FORK.Process(target=_rank, args=(rank, world, port, run, out, machine, kill))
         for rank in range(world)

@@ -24,13 +24,16 @@ from loopworth.cli.account import ledger
 from loopworth.cli.data import data
 from loopworth.cli.laws import check, compare, fit
 from loopworth.cli.plans import plan
+from loopworth.cli.training import train
 from loopworth.policy import ErrorPolicy
 
 
 @click.group(
     "loopworth",
     cls=ErrorPolicy,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+    },
 )
 @click.version_option(__version__, message="loopworth %(version)s")
 def main() -> None:
@@ -48,15 +51,16 @@ def main() -> None:
 
     \b
     Examples:
-      loopworth fit                      the 116 published runs that come with the package
+      loopworth fit                      the 116 published runs in the package
       loopworth fit my_runs.csv --json   your own runs, one JSON object on stdout
 
     \b
-    Exit codes: 0 done, 1 refused (the message says why), 2 wrong usage, 130 interrupted.
+    Exit codes: 0 done, 1 refused (the message says why), 2 wrong usage,
+    130 interrupted, 141 the reader of the output left before its end.
     """
 
 
-for command in (check, fit, compare, ledger, plan, data):
+for command in (check, fit, compare, ledger, plan, data, train):
     main.add_command(command)
 
 

@@ -21,11 +21,12 @@ from loopworth.spec import RunSpec
 from loopworth.train.environment import environment
 from loopworth.train.events import Event, Finished, Started, Stopped, Watch
 from loopworth.train.folder import RunFolder, locked
+from loopworth.train.health import gradient_norms, state_norms
 from loopworth.train.horizon import micro_batch_rows, reach
 from loopworth.train.machine import Machine, Place, find_place, numerics
 from loopworth.train.optim import build_optimizer
 from loopworth.train.parallel import Replica, World, choose_mode, join_world
-from loopworth.train.recorder import Recorder
+from loopworth.train.recorder import Measured, Recorder
 from loopworth.train.result import TrainResult, run_row
 from loopworth.train.saving import Diverged, Position, Saver
 from loopworth.train.stopping import StopRequest, stop_requests
@@ -94,8 +95,10 @@ class _Training:
         self.batches = Batches(self.data.train, run.model.context, rows, run.data.seed)
         self.share = _share(run, rows, world)
         self.replica = self._replica()
+        groups = self.replica.model.parameter_groups()
+        self.groups = {name: members for name, members in groups.items() if members}
         self.optimiser = build_optimizer(
-            self.replica.model.parameter_groups(), run.optim, model=run.model,
+            self.groups, run.optim, model=run.model,
             batch_tokens=run.batch_tokens, tokens=self.reach.tokens, steps=self.reach.steps,
         )  # fmt: skip
         self.saver = Saver(run, folder, self.data, self.replica, self.optimiser, place, world, tell)
@@ -181,32 +184,36 @@ class _Training:
         )  # fmt: skip
         rows = self.batches.rows(self.step, rank=self.world.rank, world=self.world.size)
         rows_BT = torch.from_numpy(rows).to(self.place.device, non_blocking=True)
-        self.optimiser.set_step(self.step)
         factor = multiplier(self.run.optim, self.step, self.reach.steps)
-        loss = self._gradient(rows_BT, unroll)
+        self.optimiser.set_step(self.step)
+        losses, states = self._gradient(rows_BT, unroll)
+        measured = Measured(losses, gradient_norms(self.groups), states)
         self.optimiser.step()
         self.optimiser.zero_grad()
         self.step += 1
-        self.recorder.add(
-            self.step, loss, unroll, {"epoch": self.batches.epoch(self.step), "lr_factor": factor}
-        )
+        epoch = self.batches.epoch(self.step)
+        self.recorder.add(self.step, measured, unroll, epoch=epoch, lr_factor=factor)
 
-    def _gradient(self, rows_BT: torch.Tensor, unroll: Unroll) -> torch.Tensor:
-        """Leave the gradient in the parameters; return the summed loss of this process."""
+    def _gradient(
+        self, rows_BT: torch.Tensor, unroll: Unroll
+    ) -> tuple[list[torch.Tensor], torch.Tensor]:
+        """Leave the gradient in the parameters; return summed losses, and norms of the states."""
         targets = self.share * self.run.model.context
-        total = torch.zeros((), device=self.place.device)
         parts = torch.split(rows_BT, self.micro_rows)
+        losses: list[torch.Tensor] = []
+        norms = torch.empty(0)
         for part in parts:
             with self.replica.accumulate(last=part is parts[-1]):
                 with self.place.training_math():
-                    loss = self.replica.run(
+                    loss, states = self.replica.run(
                         part[:, :-1], part[:, 1:], unroll=unroll, reduction="sum",
-                        checkpoint=self.machine.checkpoint_activations,
+                        checkpoint=self.machine.checkpoint_activations, return_states=True,
                     )  # fmt: skip
                 # Processes have equal shares and average their gradients: the mean over the step.
                 (loss / targets).backward()
-            total += loss.detach()
-        return total
+            norms = norms if losses else state_norms(states)
+            losses.append(loss.detach())
+        return losses, norms
 
     def _every(self, steps: int | None) -> bool:
         return steps is not None and self.step % steps == 0

@@ -17,8 +17,9 @@ import torch
 
 from loopworth.ledger import Horizon
 from loopworth.spec import RunSpec
-from loopworth.train.events import Stepped, Validated, Watch
+from loopworth.train.events import Noted, Stepped, Validated, Watch
 from loopworth.train.folder import RunFolder
+from loopworth.train.health import ALL, HealthWatch
 from loopworth.train.machine import Machine, Place, peak_flops
 from loopworth.train.metrics import MetricsFile
 from loopworth.train.parallel import World
@@ -29,9 +30,22 @@ from loopworth.unroll import Unroll, flops_per_token
 
 
 @dataclass(frozen=True, slots=True)
+class Measured:
+    """What a step left on the device: nothing has been waited for.
+
+    losses      summed over the targets of this process, one a micro-batch
+    gradients   norm of each group, and of all        states   (R, 2), of the first micro-batch
+    """
+
+    losses: list[torch.Tensor]
+    gradients: Mapping[str, torch.Tensor]
+    states: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class _Pending:
     step: int
-    loss: torch.Tensor
+    measured: Measured
     values: Mapping[str, Any]
 
 
@@ -48,6 +62,9 @@ class Recorder:
         self.run, self.reach, self.world, self.tell = run, reach, world, tell
         self.flops, self.seconds = position.flops, position.seconds
         self.train_loss = position.train_loss
+        self.health = HealthWatch()
+        if position.health:
+            self.health.load_state_dict(position.health)
         self.every = place.log_every
         peak = machine.peak_flops or peak_flops(place)
         self._peak = None if peak is None else peak * world.size
@@ -62,8 +79,8 @@ class Recorder:
             self._trackers = [TRACKERS[name](tracked) for name in machine.trackers]
         self._clock = time.perf_counter()
 
-    def add(self, step: int, loss: torch.Tensor, unroll: Unroll, values: Mapping[str, Any]) -> None:
-        """Take a step: `loss` is the sum over the targets of this process, still on the device."""
+    def add(self, step: int, measured: Measured, unroll: Unroll, **values: float) -> None:
+        """Take a step that is done, the `step`th."""
         self.flops += flops_per_token(self.run.model, unroll) * self.run.batch_tokens
         known = {
             "tokens": step * self.run.batch_tokens,
@@ -71,28 +88,30 @@ class Recorder:
             "recurrence": unroll.recurrence,
             "window": unroll.with_gradient,
         }
-        self._pending.append(_Pending(step, loss, known | dict(values)))
+        self._pending.append(_Pending(step, measured, known | values))
         if len(self._pending) >= self.every:
             self.flush()
 
     def flush(self) -> None:
-        """Read the losses of the steps since the last flush, write their lines and report.
+        """Read what the steps since the last flush left, write their lines and report.
 
         Raises Diverged at the first loss that is not finite.
         """
         if not self._pending:
             return
         done, self._pending = self._pending, []
-        mine = torch.stack([each.loss for each in done]).double().tolist()  # waits for the device
+        parts = torch.stack([loss for each in done for loss in each.measured.losses]).tolist()
+        size = len(parts) // len(done)  # micro-batches of a step
+        mine = [math.fsum(parts[i : i + size]) for i in range(0, len(parts), size)]
         losses = [total / self.run.batch_tokens for total in self.world.sum(mine)]
         speed = self._speed(len(done))
         for each, loss in zip(done, losses, strict=True):
             if not math.isfinite(loss):
                 raise Diverged(f"the training loss of step {each.step} is {loss}")
-            record = {"loss": loss} | _read(each.values) | speed
+            record = {"loss": loss, **each.values, **self._norms(each), **speed}
             if self._file is not None:
                 self._file.write("step", each.step, record)
-            self._track(each.step, {f"train/{name}": value for name, value in record.items()})
+            self._track(each.step, "train", record)
         if self._file is not None:
             self._file.flush()
         self.train_loss = loss
@@ -110,6 +129,22 @@ class Recorder:
                 metrics=record,
             )
         )
+
+    def _norms(self, done: _Pending) -> dict[str, Any]:
+        """Read the norms of a step, and tell when one begins to be alarming."""
+        found = done.measured.gradients
+        values = torch.stack([*found.values()]).tolist()
+        gradients = dict(zip(found, values, strict=True))
+        states = done.measured.states.tolist()
+        for alarm in self.health.check(done.step, gradients, states):
+            self.tell(Noted(f"{alarm.message} {alarm.remedy}"))
+        record = {f"grad_norm_{name}": norm for name, norm in gradients.items() if name != ALL}
+        return {
+            "grad_norm": gradients[ALL],
+            **record,
+            "state_norms": [mean for mean, _ in states],
+            "state_max": max(largest for _, largest in states),
+        }
 
     def _speed(self, steps: int) -> dict[str, float]:
         """Return the rates since the last flush; the first ones hold the warm-up."""
@@ -140,19 +175,31 @@ class Recorder:
     @property
     def position(self) -> Position:
         """What the flushed steps came to."""
-        return Position(flops=self.flops, seconds=self.seconds, train_loss=self.train_loss)
+        return Position(
+            flops=self.flops, seconds=self.seconds, train_loss=self.train_loss,
+            health=self.health.state_dict(),
+        )  # fmt: skip
 
     def validated(self, step: int, found: Validation) -> None:
-        """Take a validation."""
+        """Take a validation; raises Diverged where it is no number."""
+        if not math.isfinite(found.loss):
+            raise Diverged(f"the validation loss after step {step} is {found.loss}")
         record = {"val_loss": found.loss, "val_bits_per_byte": found.bits_per_byte}
         if self._file is not None:
             self._file.write("validation", step, record)
             self._file.flush()
-        self._track(step, {f"validation/{name[4:]}": value for name, value in record.items()})
+        self._track(step, "validation", record)
         self.tell(Validated(step, self.reach.steps, found.loss, found.bits_per_byte))
 
-    def _track(self, step: int, values: Mapping[str, Any]) -> None:
-        numbers = {k: float(v) for k, v in values.items() if isinstance(v, int | float)}
+    def _track(self, step: int, room: str, values: Mapping[str, Any]) -> None:
+        """Hand numbers to the trackers, a list as one number for each of its places."""
+        if not self._trackers:
+            return
+        flat = dict(values)
+        for name, value in values.items():
+            if isinstance(value, list):
+                flat |= {f"{name}/{place}": item for place, item in enumerate(value, start=1)}
+        numbers = {f"{room}/{k}": float(v) for k, v in flat.items() if isinstance(v, int | float)}
         for tracker in self._trackers:
             tracker.log(step, numbers)
 
@@ -167,11 +214,3 @@ class Recorder:
             tracker.close()
         if self._file is not None:
             self._file.close()
-
-
-def _read(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Bring tensors among the values from the device."""
-    return {
-        name: value.double().tolist() if isinstance(value, torch.Tensor) else value
-        for name, value in values.items()
-    }

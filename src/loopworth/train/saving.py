@@ -34,6 +34,7 @@ class Position:
     step, flops, seconds   steps done, FLOPs spent on them, seconds in them
     train_loss             of the last step
     validation             the last validation and its step, as plain values; empty before the first
+    health                 what the norms of the run usually are
     exact                  what must be the same for the next step to be equal bit for bit
     """
 
@@ -42,6 +43,7 @@ class Position:
     seconds: float = 0.0
     train_loss: float | None = None
     validation: Mapping[str, Any] = field(default_factory=dict)
+    health: Mapping[str, Any] = field(default_factory=dict)
     exact: Mapping[str, Any] = field(default_factory=dict)
 
 
