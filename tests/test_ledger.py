@@ -1,4 +1,5 @@
 import csv
+import dataclasses
 import json
 import math
 import statistics
@@ -362,3 +363,21 @@ def test_an_account_survives_hashing_and_comparison() -> None:
     account = ledger(reference(6, 2))
     assert account == Ledger(account.spec, account.rows)
     assert hash(account) == hash(Ledger(account.spec, account.rows))
+
+
+def test_conditioning_costs_each_recurrence_its_own() -> None:
+    plain = ModelSpec(64, head_dim=16, n_recur=3, recurrence=4, bptt_window=2)
+    before = ledger(plain)
+    cost = {"loop_embedding": 64, "loop_norm": 0, "low_rank": 3 * 8 * (4 * 128 + 2 * 320)}
+    held = cost | {"loop_norm": 64}
+    for name in cost:
+        after = ledger(dataclasses.replace(plain, conditioning=(name,)))  # type: ignore[arg-type]
+        assert after.parameters - before.parameters == 4 * held[name]
+        train = after.train_flops_per_token - before.train_flops_per_token
+        assert train == (2 * 4 + 4 * 2) * cost[name]
+        assert after.count().n_rec == before.count().n_rec
+        assert after.count().n_once - before.count().n_once == 4 * held[name]
+    bare = Convention(norms=False)
+    assert ledger(dataclasses.replace(plain, conditioning=("loop_norm",))).count(
+        bare
+    ) == before.count(bare)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loopworth.cli import options
-from loopworth.spec import Injection, ModelSpec
+from loopworth.spec import Conditioning, Injection, ModelSpec, RunSpec
 
 
 @st.composite
@@ -25,6 +25,9 @@ def specs(draw: st.DrawFn) -> ModelSpec:
     elif injection == "hyperconnections":
         recurrence = whole
     r = draw(recurrence)
+    conditioning = draw(st.lists(st.sampled_from(get_args(Conditioning)), unique=True))
+    if not isinstance(r, int) and not r.is_integer():
+        conditioning = []
     full_only = injection in ("none", "passthrough")
     window = st.integers(math.ceil(r) if full_only else 1, math.floor(r)) if r >= 1 else st.none()
     divisors = [n for n in range(1, n_heads + 1) if n_heads % n == 0]
@@ -45,6 +48,8 @@ def specs(draw: st.DrawFn) -> ModelSpec:
         mlp_ratio=draw(st.floats(0.5, 8)),
         mlp_kind=draw(st.sampled_from(["squared_relu", "swiglu"])),
         tied_embeddings=draw(st.booleans()),
+        conditioning=tuple(conditioning),
+        conditioning_rank=draw(st.integers(1, 16)),
     )
 
 
@@ -76,6 +81,25 @@ def test_the_hash_is_stable_across_versions_and_machines() -> None:
     assert ModelSpec(640).content_hash() == (
         "0140bbd1b9993e867754a8c1d873eff47dda7fcab8fdb4a12c53099160d22ac4"
     )
+
+
+def test_conditioning_is_part_of_the_model_where_it_is_used() -> None:
+    plain, both = ModelSpec(640), ModelSpec(640, conditioning=("low_rank", "loop_norm"))
+    assert ModelSpec(640, conditioning_rank=3).content_hash() == plain.content_hash()
+    assert both.content_hash() != plain.content_hash()
+    assert dataclasses.replace(both, conditioning_rank=3).content_hash() != both.content_hash()
+    swapped = dataclasses.replace(both, conditioning=("loop_norm", "low_rank"))
+    assert swapped.content_hash() == both.content_hash()
+    assert ModelSpec(640, conditioning=["loop_norm"]).conditioning == ("loop_norm",)  # type: ignore[arg-type]
+    run = RunSpec(both, steps=10)
+    assert RunSpec.from_json(json.dumps(run.to_json())) == run
+    assert json.loads(json.dumps(run.to_json())) == run.to_json()
+
+
+def test_what_has_parameters_of_each_recurrence() -> None:
+    assert not ModelSpec(640).has_parameters_per_recurrence
+    assert ModelSpec(640, injection="hyperconnections").has_parameters_per_recurrence
+    assert ModelSpec(640, conditioning=("loop_norm",)).has_parameters_per_recurrence
 
 
 def test_equal_numbers_make_equal_specs() -> None:
@@ -137,6 +161,14 @@ def test_derived_sizes() -> None:
         ),
         ({"injection": "hyperconnections", "n_lanes": 1}, ["n_lanes=1", "2 or more"]),
         ({"injection": "hyperconnections", "recurrence": 2.5}, ["recurrence=2.5", "whole number"]),
+        ({"conditioning": "low_rank"}, ["conditioning='low_rank'", "list of names"]),
+        ({"conditioning": ("lora",)}, ["conditioning='lora'", "use loop_embedding"]),
+        ({"conditioning": ("loop_norm",) * 2}, ["names one twice"]),
+        ({"conditioning_rank": 0}, ["conditioning_rank=0", "1 or more"]),
+        (
+            {"conditioning": ("loop_norm",), "recurrence": 2.5},
+            ["recurrence=2.5", "whole number", "loop_norm"],
+        ),
         ({"tied_embeddings": 1}, ["tied_embeddings=1", "true or false"]),
     ],
 )
