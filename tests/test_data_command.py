@@ -75,7 +75,7 @@ def test_errors_are_for_people(corpus, tmp_path):
     def problem(*arguments):
         result = CliRunner().invoke(main, ["data", *map(str, arguments)])
         assert result.exit_code != 0
-        return str(result.exception) + result.output
+        return " ".join((str(result.exception) + result.output).split())
 
     assert "no key 'text'; it has body" in problem("prepare", corpus, "--out", tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -17,6 +17,7 @@ from click.testing import CliRunner
 
 import loopworth
 from loopworth.cli import main
+from loopworth.datasets import builtin_names
 from loopworth.policy import quantity
 
 README_COMMANDS = ("./setup && .venv/bin/loopworth fit", ".venv/bin/pytest")
@@ -199,8 +200,10 @@ def test_an_interrupt_ends_with_130() -> None:
     assert "Traceback" not in stopped.stderr
 
 
-@pytest.mark.parametrize("body", ["click.echo('x' * 9)", "sys.stdout.write('x' * 9)"])
-def test_a_reader_that_leaves_early_is_no_error_message(body: str) -> None:
+@pytest.mark.parametrize(
+    "body", ["click.echo('x' * 9)", "sys.stdout.write('x' * 9)", "main(['--help'])"]
+)
+def test_a_reader_that_leaves_early_is_no_message_and_141(body: str) -> None:
     read_end, write_end = os.pipe()
     os.close(read_end)
     ran = subprocess.run(
@@ -211,7 +214,94 @@ def test_a_reader_that_leaves_early_is_no_error_message(body: str) -> None:
         text=True,
     )
     os.close(write_end)
-    assert ran.stderr == ""
+    assert (ran.returncode, ran.stderr) == (141, "")
+
+
+@pytest.mark.skipif(shutil.which("sh") is None, reason="needs a shell")
+@pytest.mark.parametrize("closed", ["2>&-", ">&-", ">&- 2>&-"])
+@pytest.mark.parametrize("command", ["check", "fit --bootstrap 0", "check --no-such-option"])
+def test_a_closed_stream_changes_no_exit_code(closed: str, command: str) -> None:
+    line = f'"{sys.executable}" -m loopworth {command} {closed}'
+    ran = subprocess.run(["sh", "-c", line], check=False, capture_output=True, text=True)
+    assert ran.returncode == (2 if "no-such" in command else 0)
+    assert "Traceback" not in ran.stderr
+    if "check" in command.split() and closed == "2>&-" and ran.returncode == 0:
+        assert ran.stdout.startswith("Clean")
+
+
+def test_progress_outlives_its_reader() -> None:
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    command = [sys.executable, "-m", "loopworth", "fit", "--bootstrap", "0", "--json"]
+    ran = subprocess.run(command, check=False, stdout=subprocess.PIPE, stderr=write_end, text=True)
+    os.close(write_end)
+    assert ran.returncode == 0
+    assert json.loads(ran.stdout)["phi"]["estimate"] == pytest.approx(0.43, abs=0.01)
+
+
+# --- what a reader sees: 80 columns, nothing invisible
+
+
+def commands(group: click.Group, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    found = [path]
+    for name, command in group.commands.items():
+        inner = (*path, name)
+        found += commands(command, inner) if isinstance(command, click.Group) else [inner]
+    return found
+
+
+@pytest.mark.parametrize("path", commands(main), ids=" ".join)
+def test_help_has_80_columns_and_cuts_no_sentence(path: tuple[str, ...]) -> None:
+    result = CliRunner().invoke(main, [*path, "--help"])
+    assert result.exit_code == 0
+    for line in result.stdout.splitlines():
+        assert len(line) <= 80
+        assert line == line.rstrip()
+        assert line.startswith("Usage:") or not line.endswith("...")
+
+
+def test_help_names_every_built_in_table() -> None:
+    text = CliRunner().invoke(main, ["fit", "--help"]).stdout
+    assert set(builtin_names()) <= set(text.split())
+
+
+def test_messages_are_wrapped_and_long_names_stay_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "/a/" + "long" * 30 + ".csv"
+
+    @click.command()
+    @click.option("--wrong", is_flag=True)
+    def failing(wrong: bool) -> None:
+        if wrong:
+            raise click.BadParameter("It is not what it should be, " * 5, param_hint="--x")
+        raise ValueError(f"{name} cannot be read, since {'it is wrong ' * 9}\nSecond line.")
+
+    monkeypatch.setitem(main.commands, "failing", failing)
+    for arguments in (["failing"], ["failing", "--wrong"]):
+        lines = CliRunner().invoke(main, arguments).stderr.splitlines()
+        assert all(len(line) <= 80 or line == name for line in lines)
+        assert all(line == line.rstrip() for line in lines)
+    assert name in CliRunner().invoke(main, ["failing"]).stderr.splitlines()
+    assert lines[-1] != "Second line."
+
+
+def test_a_page_is_plain_lines_of_80_columns_where_it_is_piped() -> None:
+    body = (
+        "from rich.text import Text; from loopworth.policy import print_page; "
+        "print_page(Text('long words ' * 40, style='bold'))"
+    )
+    for columns in ("40", "300"):
+        text = probe(body, COLUMNS=columns).stdout
+        assert 70 < max(map(len, text.splitlines())) <= 80
+        assert not re.search(r"[ \t]$|\x1b", text, flags=re.MULTILINE)
+
+
+def test_a_page_needs_no_more_of_an_encoding_than_it_has() -> None:
+    body = (
+        "from rich.text import Text; from loopworth.policy import print_page; "
+        "print_page(Text('● r = 2'))"
+    )
+    ran = probe(body, PYTHONIOENCODING="latin-1")
+    assert (ran.returncode, ran.stdout) == (0, "? r = 2\n")
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

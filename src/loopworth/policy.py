@@ -1,15 +1,26 @@
-"""The manners of the command line: exit codes, errors in one message, quantities as options."""
+"""The manners of the command line: exit codes, errors in one message, pages in 80 columns."""
 
+from __future__ import annotations
+
+import io
 import os
 import sys
+import textwrap
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
 EXIT_REFUSED = 1  # the data or the question does not allow an answer, or a file cannot be used
 EXIT_INTERRUPTED = 130  # what a shell reports for Ctrl-C
+EXIT_UNREAD = 141  # what a shell reports for cat or grep when the reader of a pipe has left
+
+_WIDTH = 80  # columns of every page and message
+_WIDEST = 100  # lines longer than this are hard to read, however wide the terminal
 
 
 class ErrorPolicy(click.Group):
@@ -36,27 +47,49 @@ class ErrorPolicy(click.Group):
 
 def _exit_code(run: Callable[[], Any]) -> int:
     """Run a command and report what went wrong, in one message on stderr."""
+    for stream in (sys.stdout, sys.stderr):  # None where closed, as under `2>&-`
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a page must not fail on a character of a name
+    stdout = sys.stdout
     try:
         result = run()
-        if sys.stdout is not None:  # None under `>&-`
+        if sys.stdout is not None:
             sys.stdout.flush()  # a closed pipe must show here, not while the interpreter shuts down
     except click.ClickException as problem:
-        problem.show()
+        said = io.StringIO()
+        problem.show(said)
+        _say(said.getvalue().rstrip("\n"))
         return problem.exit_code
     except click.Abort:  # Ctrl-C, or "no" to a question
-        click.echo("interrupted", err=True)
+        _say("interrupted")
         return EXIT_INTERRUPTED
     except BrokenPipeError:  # the reader has seen enough: `loopworth fit | head`
         _drop_stdout()
-        return EXIT_REFUSED
+        return EXIT_UNREAD
+    except SystemExit as stop:
+        if sys.stdout is stdout:
+            raise  # a command's own
+        sys.stdout = stdout  # click met the broken pipe first: it swaps the stream and exits with 1
+        _drop_stdout()
+        return EXIT_UNREAD if stop.code else 0
     except Exception as problem:
         if os.environ.get("LOOPWORTH_DEBUG") == "1":
             import traceback
 
             traceback.print_exc()
-        click.echo(f"error: {_in_words(problem)}", err=True)
+        _say(f"error: {_in_words(problem)}")
         return EXIT_REFUSED
     return result if isinstance(result, int) else 0  # click hands back the code of `ctx.exit(code)`
+
+
+def _say(message: str) -> None:
+    """Write a message to stderr in 80 columns; long words such as paths stay whole."""
+    wrap = partial(textwrap.wrap, width=_WIDTH, break_long_words=False, break_on_hyphens=False)
+    lines = [part for line in message.split("\n") for part in wrap(line) or [""]]
+    try:
+        click.echo("\n".join(lines), err=True)
+    except OSError:  # nobody listens on stderr; the exit code still tells
+        return
 
 
 def _in_words(problem: Exception) -> str:
@@ -70,6 +103,21 @@ def _in_words(problem: Exception) -> str:
         "This is a defect in loopworth. Please report it with the command you ran and the output "
         "of the same command under LOOPWORTH_DEBUG=1."
     )
+
+
+def print_page(page: RenderableType) -> None:
+    """Print a page: in colour on a terminal, else as 80 columns of text without trailing blanks."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    if console.is_terminal:
+        console.width = max(_WIDTH, min(console.width, _WIDEST))
+        console.print(page)
+        return
+    console.width = _WIDTH
+    with console.capture() as written:
+        console.print(page)
+    click.echo("\n".join(line.rstrip() for line in written.get().split("\n")), nl=False)
 
 
 def _drop_stdout() -> None:

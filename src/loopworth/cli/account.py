@@ -5,10 +5,10 @@ from typing import Any, TextIO
 import click
 
 from loopworth.cli.options import INJECTIONS
-from loopworth.policy import quantity
+from loopworth.policy import print_page, quantity
 
 
-@click.command()
+@click.command(short_help="Count parameters, FLOPs and bytes of a model by tensor.")
 @click.option("--scale", type=float, metavar="S", help="Width scale: d_model = 64 S, up to 128s.")
 @click.option("--width", "d_model", type=int, metavar="D", help="Width d_model, instead of S.")
 @click.option(
@@ -75,8 +75,8 @@ def ledger(
     \b
     Examples:
       loopworth ledger --scale 10 --budget 1e18
-      loopworth ledger --scale 10 --prelude 0 --recur 20 --coda 0 --recurrence 1 --injection none
-      loopworth ledger --width 1280 --recurrence 8 --recur 2 --bptt-window 4 --json
+      loopworth ledger --scale 10 --recur 20 --recurrence 1 --injection none
+      loopworth ledger --width 1280 --recurrence 8 --bptt-window 4 --json
     """
     from loopworth.ledger import Convention, horizon
     from loopworth.ledger import ledger as account_of
@@ -99,8 +99,6 @@ def ledger(
 
         click.echo(json.dumps(account.to_json(convention, reach), indent=2))
         return
-    from rich.console import Console
-
     from loopworth.report.ledger_text import ledger_page
 
-    Console(highlight=False).print(ledger_page(account, convention, reach))
+    print_page(ledger_page(account, convention, reach))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from loopworth.cli.options import as_json, quiet
+from loopworth.policy import print_page
 
 if TYPE_CHECKING:
     from loopworth.data import TokenData
@@ -24,7 +25,7 @@ def data() -> None:
     """
 
 
-@data.command()
+@data.command(short_help="Tokenise text, split and shuffle it, write token shards.")
 @click.argument("source")
 @click.option(
     "--out",
@@ -117,7 +118,7 @@ def prepare(
         click.echo(f"\nWritten to {out}.")
 
 
-@data.command()
+@data.command(short_help="Show a prepared folder: counts, digest, some of its text.")
 @click.argument("folder", metavar="DIR")
 @click.option(
     "--sample",
@@ -158,6 +159,4 @@ def _show(opened: TokenData, sample: int, as_json: bool) -> None:
 
         click.echo(json.dumps(data_json(opened, pieces), indent=2))
         return
-    from rich.console import Console
-
-    Console(highlight=False, soft_wrap=False).print(data_page(opened, pieces))
+    print_page(data_page(opened, pieces))

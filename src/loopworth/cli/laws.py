@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from loopworth.cli.options import LAWS, count_injection
-from loopworth.policy import EXIT_REFUSED
+from loopworth.policy import EXIT_REFUSED, print_page
 
 
 @click.command()
@@ -17,13 +17,15 @@ from loopworth.policy import EXIT_REFUSED
 def check(ctx: click.Context, runs: str, injection: Any, as_json: bool) -> None:
     """Find what is wrong with a table of runs, and name its rows.
 
-    RUNS is what `fit` takes; a table that `fit` refuses is read as far as it can be. Looked for:
-    values that cannot be, duplicates and conflicts, other units of tokens, parameters and loss,
-    FLOPs that disagree with the architecture, budgets off target, diverged and under-tuned runs,
-    holes in the grid, checkpoints of one run, mixed recipes, and designs that identify nothing.
+    RUNS is what `fit` takes (see `loopworth fit --help`); a table that `fit` refuses is read as
+    far as it can be. Looked for: values that cannot be, duplicates and conflicts, other units of
+    tokens, parameters and loss, FLOPs that disagree with the architecture, budgets off target,
+    diverged and badly tuned runs, holes in the grid, checkpoints of one run, mixed recipes, and
+    designs that identify nothing.
 
-    Each finding has a code, a severity, rows, evidence and a remedy. Errors: no law should be
-    fitted. Warnings: a result would be doubtful. Notes: nothing to mend. The file is only read.
+    Each finding has a code, a severity, rows and a remedy; --json adds the numbers that prove it
+    and lists all rows, counted from 1 below the header. Errors: no law should be fitted.
+    Warnings: a result would be doubtful. Notes: nothing to mend. The file is only read.
 
     \b
     Examples:
@@ -43,11 +45,9 @@ def check(ctx: click.Context, runs: str, injection: Any, as_json: bool) -> None:
 
         click.echo(json.dumps(report.to_json(), indent=2, allow_nan=False))
     else:
-        from rich.console import Console
-
         from loopworth.report.check_text import check_page
 
-        Console(highlight=False).print(check_page(report))
+        print_page(check_page(report))
     if not report.clean:
         ctx.exit(EXIT_REFUSED)
 
@@ -91,10 +91,17 @@ def fit(
 ) -> None:  # fmt: skip
     """Fit the recurrence-equivalence law to training runs.
 
-    RUNS is a CSV, JSON, JSON lines or Parquet file, - for standard input, or a built-in table:
-    schwethelm2026 (116 runs, the default), schwethelm2026:truncated_bptt,
-    schwethelm2026:hyperconnections. Each row is a run: n_once, n_rec (parameters), recurrence,
-    tokens, val_loss (nats per token), or an architecture with a budget in FLOPs.
+    RUNS is a CSV, JSON, JSON lines or Parquet file, - for standard input, or a built-in table.
+    Each row is a run: n_once, n_rec (parameters), recurrence, tokens, val_loss (nats per token),
+    or an architecture with a budget in FLOPs.
+
+    \b
+    Built-in tables:
+      schwethelm2026                   116 runs, the default
+      schwethelm2026:baseline          the same
+      schwethelm2026:baseline_lower    its 80 runs at the four lower budgets
+      schwethelm2026:truncated_bptt    gradient through r / 2 passes, 83 runs
+      schwethelm2026:hyperconnections  a loop state in two lanes, 83 runs
 
     Prints phi with its 95 % interval, what it means, rival laws, conventions, the runs of each
     recurrence and warnings that name rows. The file is only read.
@@ -127,16 +134,14 @@ def fit(
     if as_json:
         click.echo(report.dumps(), nl=False)
         return
-    from rich.console import Console
-
     from loopworth.report.fit_text import fit_page
 
-    Console(highlight=False).print(fit_page(report))
+    print_page(fit_page(report))
     if out is not None:
         click.echo(f"Written to {out}: fit.json, tables (CSV), figures (PDF, SVG).")
 
 
-@click.command()
+@click.command(short_help="Compare methods with a base: change of phi, g and loss.")
 @click.argument("base", required=False)
 @click.argument("methods", nargs=-1, metavar="METHOD...")
 @click.option(
@@ -173,9 +178,9 @@ def compare(
 ) -> None:  # fmt: skip
     """Compare methods with a base: the paired change of phi, of g(r) and of the loss.
 
-    BASE and each METHOD are tables of runs as `loopworth fit` takes them, built-in names included.
-    They are cut to the budgets that all share, and their (budget, recurrence) cells are resampled
-    together, so that the runs they share cancel in the difference.
+    BASE and each METHOD are tables of runs as `loopworth fit` takes them, built-in names included
+    (see `loopworth fit --help`). They are cut to the budgets that all share, and their (budget,
+    recurrence) cells are resampled together, so that what they share cancels in the difference.
 
     Prints the change of phi with its 95 % interval and the probability of its sign, the change of g
     at each recurrence, whether the loop or the training changed, and where the change of loss at
@@ -214,8 +219,6 @@ def compare(
 
         click.echo(json.dumps(found.to_json(), indent=2, allow_nan=False))
         return
-    from rich.console import Console
-
     from loopworth.report.compare_text import compare_page
 
-    Console(highlight=False).print(compare_page(found))
+    print_page(compare_page(found))

@@ -3,9 +3,10 @@
 import click
 
 from loopworth.cli.options import as_json
+from loopworth.policy import print_page
 
 
-@click.command()
+@click.command(short_help="Print the runs of a sweep and what they cost.")
 @click.argument("recipe", default="paper")
 @click.option("--device", "on", default="h100", metavar="NAME", help="What it runs on [h100].")
 @click.option(
@@ -53,10 +54,8 @@ def plan(
     elif as_csv:
         click.echo(made.to_csv(), nl=False)
     else:
-        from rich.console import Console
-
         from loopworth.report.plan_text import plan_page
 
-        Console(highlight=False).print(plan_page(made, price_of))
+        print_page(plan_page(made, price_of))
     if price_of.findings:
         click.get_current_context().exit(1)

@@ -13,7 +13,7 @@ EXIT_STOPPED = 75  # EX_TEMPFAIL: nothing is wrong, do it again
 _WHOLE = click.IntRange(min=1)
 
 
-@click.command()
+@click.command(short_help="Train one run: start it, resume it, or show its result.")
 @click.argument("spec")
 @click.option(
     "--out",
@@ -77,8 +77,9 @@ def train(
       loopworth train my.json --out runs/mine --eval-every 100
 
     \b
-    Exit codes: 0 complete, 1 refused or failed (the message says why), 2 wrong usage, 75 stopped
-    by SIGTERM or SIGUSR1 with a checkpoint, 130 the same by Ctrl-C.
+    Exit codes: 0 complete, 1 refused or failed (the message says why),
+    2 wrong usage, 75 stopped by SIGTERM or SIGUSR1 with a checkpoint,
+    130 the same by Ctrl-C.
     """
     import json
     import os

@@ -7,9 +7,9 @@ from rich.padding import Padding
 from rich.text import Text
 
 from loopworth.check import CheckReport
-from loopworth.findings import Finding, name_rows
+from loopworth.findings import Finding
+from loopworth.report.page import COLOURS, ROWS_OF_BUILTIN, where
 
-_COLOURS = {"error": "bold red", "warning": "bold yellow", "note": "bold cyan"}
 _HEADS = {
     "error": "Errors: no law should be fitted before these are mended",
     "warning": "Warnings: a result would be doubtful",
@@ -20,7 +20,7 @@ _HEADS = {
 def check_page(report: CheckReport) -> Group:
     """Return a page for a rich console; it fits 80 columns."""
     worst = next((name for name in _HEADS if report.count(name)), "note")
-    colour = "bold green" if report.clean else _COLOURS[worst]
+    colour = "bold green" if report.clean else COLOURS[worst]
     parts: list[Text | Padding] = [
         Text(report.verdict, style=colour),
         Text(f"{report.name}: {report.n_usable} of {report.n_rows} rows usable\n", style="dim"),
@@ -28,9 +28,11 @@ def check_page(report: CheckReport) -> Group:
     for severity, head in _HEADS.items():
         chosen = [each for each in report.findings if each.severity == severity]
         if chosen:
-            parts.append(Text(head, style=_COLOURS[severity]))
+            parts.append(Text(head, style=COLOURS[severity]))
             parts += [Padding(_finding(each), (0, 0, 0, 2)) for each in chosen]
             parts.append(Text())
+    if report.citation is not None and any(each.rows for each in report.findings):
+        parts.append(Text(f"{ROWS_OF_BUILTIN}\n", style="dim"))
     if report.passed:
         titles = "; ".join(kind.title for kind in report.passed)
         parts.append(_paragraph("Checked and found clean: ", f"{titles}."))
@@ -43,8 +45,7 @@ def check_page(report: CheckReport) -> Group:
 
 
 def _finding(finding: Finding) -> Text:
-    where = f"{finding.code}, {name_rows(finding.rows)}" if finding.rows else finding.code
-    text = Text(where, style="bold")
+    text = Text(where(finding), style="bold")
     text.append(f"\n{finding.message}", style="not bold default")
     if finding.remedy:
         text.append(f" {finding.remedy}", style="not bold dim")

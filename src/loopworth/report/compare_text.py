@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Literal
+from collections.abc import Iterable
 
-from rich import box
 from rich.console import Group, RenderableType
-from rich.markup import escape
-from rich.table import Table
 from rich.text import Text
 
 from loopworth.compare import Comparison, Difference, MethodComparison
 from loopworth.compare.decomposition import PARTS, Decomposition
-from loopworth.findings import Finding, join_words, name_rows
+from loopworth.findings import join_words
 from loopworth.law import Estimate
-from loopworth.quantities import format_count, format_flops, format_interval
+from loopworth.quantities import format_count, format_flops
+from loopworth.report.page import COLOURS, findings_list, interval, make_table, section
 
-_COLOURS = {"error": "bold red", "warning": "bold yellow", "note": "bold cyan"}
 _NAME = 16  # characters of a table's name
 _PLOT = 12  # characters of the forest
 _VIEWS = {"optimum": "each at its own optimum", "matched": "both at the base's width"}
@@ -66,18 +62,18 @@ def _forests(found: Comparison) -> Iterable[Group]:
         ends = [end for _, value, _ in rows for end in (value.estimate, *(value.ci95 or ()))]
         low, high = min(ends), max(ends)
         axis = f"{f'{low:.2f}':<{_PLOT // 2}}{f'{high:.2f}':>{_PLOT - _PLOT // 2}}"
-        table = _table("", constant, axis, "change", "P(>0)", left=1)
+        table = make_table("", constant, axis, "change", "P(>0)", left=1)
         table.columns[2].justify = "left"  # a right-justified plot would lose its trailing blanks
         for name, value, delta in rows:
             likely = None if delta is None else delta.p_positive
             table.add_row(
                 _short(name),
-                _interval(value),
+                interval(value),
                 _forest(value, low, high),
                 "-" if delta is None else delta.words,
                 "-" if likely is None else f"{likely:.2f}",
             )
-        yield _section("Phi" if constant == "phi" else constant, table, note)
+        yield section("Phi" if constant == "phi" else constant, table, note)
 
 
 def _forest(value: Estimate, low: float, high: float) -> str:
@@ -100,7 +96,7 @@ def _gains(found: Comparison) -> Group | None:
     for method in found.methods:
         if not method.delta_g:
             continue
-        table = _table("r", "base", "method", "change of g", "P(>0)", "change of phi(r)")
+        table = make_table("r", "base", "method", "change of g", "P(>0)", "change of phi(r)")
         for row in method.delta_g:
             likely = row.change.p_positive
             table.add_row(
@@ -115,7 +111,7 @@ def _gains(found: Comparison) -> Group | None:
     if not groups:
         return None
     note = f"g with a value of its own at each r, against {found.base_name}"
-    return _section("By recurrence", Group(*groups), note)
+    return section("By recurrence", Group(*groups), note)
 
 
 def _parts(method: MethodComparison) -> Group | None:
@@ -127,7 +123,7 @@ def _parts(method: MethodComparison) -> Group | None:
     for view, words in _VIEWS.items():
         rows = [row for row in method.decomposition if row.view == view]
         names = ("tokens", "width", "params", "loop", "train")
-        table = _table("r", "change", "seen", *names, "infer.")
+        table = make_table("r", "change", "seen", *names, "infer.")
         for row in rows:
             table.add_row(
                 f"{row.recurrence:g}",
@@ -139,7 +135,7 @@ def _parts(method: MethodComparison) -> Group | None:
         groups += [Text(words, style="dim"), table]
     note = f"mnats at {budget} FLOPs against {method.base_name}"
     foot = "seen: iso-FLOP minima; * leaves out 0; infer.: FLOPs per token"
-    return _section(f"Loss of {_short(method.name)}", Group(*groups), note, foot)
+    return section(f"Loss of {_short(method.name)}", Group(*groups), note, foot)
 
 
 def _mnats(change: Difference) -> str:
@@ -155,44 +151,14 @@ def _part(row: Decomposition, name: str) -> str:
     return f"{value:+.1f}{'*' if part.established and value else ' '}" if value else "0.0 "
 
 
-def _interval(value: Estimate) -> str:
-    if value.ci95 is None:
-        return f"{value.estimate:.3f}"
-    return format_interval(value.estimate, value.ci95)
-
-
 def _short(name: str) -> str:
     return name if len(name) <= _NAME else f"{name[: _NAME - 1]}…"
 
 
 def _warnings(found: Comparison) -> Group | None:
-    findings: Sequence[Finding] = (
-        *found.findings,
-        *(finding for method in found.methods for finding in method.findings),
+    findings = (*found.findings, *(each for method in found.methods for each in method.findings))
+    tables = (found.base, *(method.runs for method in found.methods))
+    return findings_list(
+        sorted(findings, key=lambda each: list(COLOURS).index(each.severity)),
+        builtin=any(table.citation is not None for table in tables),
     )
-    order = sorted(findings, key=lambda x: list(_COLOURS).index(x.severity))
-    lines = []
-    for finding in order:
-        text = Text(f"{finding.severity} ", style=_COLOURS[finding.severity])
-        where = f"{finding.code}, {name_rows(finding.rows)}" if finding.rows else finding.code
-        text.append(f"[{where}] ", style="dim not bold default")
-        text.append(finding.message, style="not bold default")
-        if finding.remedy:
-            text.append(f" {finding.remedy}", style="dim not bold default")
-        lines.append(text)
-    return Group(*lines) if lines else None
-
-
-def _table(*names: str, left: int = 0) -> Table:
-    """Make a table whose first `left` columns hold words, the others numbers."""
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    for place, name in enumerate(names):
-        justify: Literal["left", "right"] = "left" if place < left else "right"
-        table.add_column(escape(name), justify=justify, no_wrap=True)
-    return table
-
-
-def _section(title: str, body: Table | Group, note: str, foot: str = "") -> Group:
-    head = Text(title, style="bold green")
-    head.append(f"  {note}", style="dim not bold default")
-    return Group(head, body, Text(f"{foot}\n" if foot else "", style="dim"))

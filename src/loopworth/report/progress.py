@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 Tell = Callable[[str, int, int], None]
 
@@ -12,7 +12,7 @@ Tell = Callable[[str, int, int], None]
 @contextmanager
 def progress(quiet: bool = False) -> Iterator[Tell]:
     """Yield a function to be told (stage, done, total); nothing is ever written to stdout."""
-    if quiet:
+    if quiet or sys.stderr is None:  # None where it is closed, as under `2>&-`
         yield lambda _stage, _done, _total: None
     elif sys.stderr.isatty():
         yield from _bar()
@@ -26,7 +26,8 @@ def _plain() -> Tell:
     def tell(stage: str, _done: int, _total: int) -> None:
         if stage not in said:
             said.add(stage)
-            print(f"... {stage}", file=sys.stderr, flush=True)  # noqa: T201
+            with suppress(OSError):  # a reader of stderr that left must not end the work
+                print(f"... {stage}", file=sys.stderr, flush=True)  # noqa: T201
 
     return tell
 
