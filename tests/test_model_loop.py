@@ -237,6 +237,25 @@ def test_at_the_start_only_the_last_loop_matters(injection: str) -> None:
     assert state_half.abs().max() > 0  # so the loops can come apart
 
 
+def test_at_the_start_lanes_are_a_residual_stream_of_recurrences() -> None:
+    spec = small("hyperconnections", recurrence=3, n_lanes=2)
+    model, inputs = build(spec).double(), tokens(spec)
+    inside: list[Tensor] = []
+    hooks = [
+        model.recur[0].register_forward_pre_hook(lambda _, args: inside.append(args[0])),
+        model.norm_recur.register_forward_hook(lambda *args: inside.append(args[2])),
+    ]
+    _, states = model(inputs, return_states=True)
+    for hook in hooks:
+        hook.remove()
+    (e, *_), outputs = inside[::2], inside[1::2]
+    stream = e
+    for entered, y, state in zip(inside[::2], outputs, states, strict=True):
+        torch.testing.assert_close(entered, stream)
+        stream = stream + y
+        torch.testing.assert_close(state, 2 * stream)  # the sum of two equal lanes
+
+
 @pytest.mark.parametrize("injection", ["none", *LOOPED])
 def test_conditioning_changes_nothing_at_the_start(injection: str) -> None:
     spec = small(injection)

@@ -142,3 +142,6 @@ def test_what_cannot_be_drawn_is_refused() -> None:
     passing = dataclasses.replace(model, injection="passthrough")
     with pytest.raises(ValueError, match="without gradient"):
         flops_per_token(passing, Unroll(4, 2))
+    own = dataclasses.replace(model, conditioning=("loop_norm",))
+    with pytest.raises(ValueError, match=r"maximum=6 is above model\.recurrence=4"):
+        draw(own, UnrollSpec("poisson", maximum=6), seed=0, step=0, steps=5)

@@ -166,8 +166,15 @@ def _full_or(model: ModelSpec, recurrence: int) -> int:
 
 
 def _cap(model: ModelSpec, unroll: UnrollSpec) -> int:
-    most = math.floor(4 * model.recurrence) if unroll.maximum is None else unroll.maximum
-    return min(most, int(model.recurrence)) if model.has_parameters_per_recurrence else most
+    """Return the most recurrences that a draw may have."""
+    if not model.has_parameters_per_recurrence:
+        return math.floor(4 * model.recurrence) if unroll.maximum is None else unroll.maximum
+    if unroll.maximum is not None and unroll.maximum > model.recurrence:
+        raise ValueError(
+            f"unroll.maximum={unroll.maximum} is above model.recurrence={model.recurrence}, the "
+            "recurrences that have parameters of their own; use that, or None"
+        )
+    return int(model.recurrence) if unroll.maximum is None else unroll.maximum
 
 
 def _generator(seed: int, step: int, stream: int) -> np.random.Generator:
