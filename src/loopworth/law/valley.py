@@ -29,7 +29,7 @@ MUCH_LOST = 0.01
 """Share of resamples that may fail, or lie elsewhere, unsaid."""
 
 FEW_CELLS = 8
-"""Below this many cells a block bootstrap is too narrow to be called 95 %."""
+"""Below this many cells no simulated sweep says what the interval of a bootstrap covers."""
 
 # Robust standard deviations of a constant of g beyond which a resample sits in another valley.
 _ANOTHER_VALLEY = 5.0
@@ -130,6 +130,6 @@ def resample_findings(
             "few_cells",
             "warning",
             f"The bootstrap resamples {cells} (budget, recurrence) cells; with fewer than "
-            f"{FEW_CELLS} its intervals are too narrow.",
+            f"{FEW_CELLS} nothing has measured what its intervals cover.",
             remedy="Add budgets or recurrences; do not read the interval as 95 %.",
         )
