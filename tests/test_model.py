@@ -139,10 +139,11 @@ def test_inference_flops_equal_the_counter() -> None:
     spec = ModelSpec(1024, n_prelude=1, n_recur=1, n_coda=1, vocab_size=512, context=256)
     model = build(spec, device="meta")
     tokens = torch.zeros(1, 256, dtype=torch.int64, device="meta")
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        model(tokens)
     expected = ledger(spec).inference_flops_per_token
-    assert counter.get_total_flops() / 256 == pytest.approx(expected, rel=0.005)
+    for targets in (None, tokens):  # logits, and the loss of a validation
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            model(tokens, targets)
+        assert counter.get_total_flops() / 256 == pytest.approx(expected, rel=0.005)
 
 
 def test_every_parameter_is_in_one_group() -> None:

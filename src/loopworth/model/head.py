@@ -121,6 +121,8 @@ class Head(nn.Module):
             wide = logits.float() if logits.dtype in _HALF else logits
             return SOFTCAP * torch.tanh(wide / SOFTCAP)
         x_ND, targets_N = x_BTD.flatten(0, -2), targets_BT.flatten()
+        if not torch.is_grad_enabled():  # what requires no gradient costs no gradient
+            x_ND, weight = x_ND.detach(), weight.detach()
         if reduction == "none":
             return self._losses(x_ND, weight, targets_N).view(targets_BT.shape)
         scale = torch.ones((), dtype=_wide(x_ND), device=x_ND.device)
