@@ -42,12 +42,12 @@ def gradient_norms(
     if not everything:
         return {name: torch.zeros(()) for name in (*found, ALL)}
     sharing = Sharing.of([name for name, _ in everything], [each for _, each in everything])
-    device = local(everything[0][1]).device
+    zero = torch.zeros((), device=local(everything[0][1]).device)
     squares = []
     for members in found.values():
-        norms = torch._foreach_norm([local(each) for _, each in members]) if members else []
-        stacked = torch.stack([norm.float() for norm in norms]) if norms else None
-        squares.append(torch.zeros((), device=device) if stacked is None else (stacked**2).sum())
+        parts = [local(each) for _, each in members]
+        norms = torch._foreach_norm(parts, dtype=torch.float32) if parts else []
+        squares.append((torch.stack(list(norms)) ** 2).sum() if norms else zero)
     totals = sharing.sum(torch.stack(squares))
     norms_G = torch.cat([totals, totals.sum()[None]]).sqrt()
     return dict(zip((*found, ALL), norms_G.unbind(), strict=True))

@@ -59,6 +59,11 @@ class MuonH(torch.optim.Optimizer):
         self._dtype = dtype
         names, matrices = [], []
         for members in self.param_groups:
+            if "param_names" not in members:
+                raise ValueError(
+                    "MuonH needs the names of its parameters, to say which one is wrong; give "
+                    "pairs such as model.named_parameters()"
+                )
             for name, matrix in zip(members["param_names"], members["params"], strict=True):
                 if matrix.ndim != 2:
                     raise ValueError(
@@ -129,7 +134,7 @@ class MuonH(torch.optim.Optimizer):
         updates = shared(parts, shapes, self._sharing, partial(_on_sphere, radii_K))
         for weight, update, rate in zip(weights, updates, rates, strict=True):
             weight.add_(update, alpha=-rate)
-        factors = (radii_K / self._norms(weights)).to(weights[0].dtype).unbind()
+        factors = (radii_K / self._norms(weights)).unbind()
         torch._foreach_mul_(weights, list(factors))
 
     def _compute_dtype(self, directions: Sequence[Tensor]) -> torch.dtype:
@@ -141,8 +146,8 @@ class MuonH(torch.optim.Optimizer):
 
     def _norms(self, weights: Sequence[Tensor]) -> Tensor:
         """Return the Frobenius norms of the whole matrices, (K)."""
-        norms_K = torch.stack(list(torch._foreach_norm(list(weights))))
-        norms_K = norms_K.to(torch.promote_types(norms_K.dtype, torch.float32))
+        dtype = torch.promote_types(weights[0].dtype, torch.float32)
+        norms_K = torch.stack(list(torch._foreach_norm(list(weights), dtype=dtype)))
         return norms_K if not self._sharing.sharded else self._sharing.sum(norms_K**2).sqrt()
 
     def _radii(
