@@ -204,7 +204,7 @@ class TestOpen:
         assert result.conventions == result.phi_by_recurrence == ()
 
     def test_few_cells_are_said(self, table):
-        result = fit(table.select((table.budgets == 1e18) & (table.recurrence != 2)), bootstrap=20)
+        result = fit(table.select((table.budgets == 1e18) & (table.recurrence != 2)), bootstrap=100)
         assert "few_cells" in {finding.code for finding in result.findings}
 
     def test_a_report_of_open_constants_promises_no_optimum(self, table):
