@@ -73,10 +73,10 @@ class Recorder:
         self._file: MetricsFile | None = None
         self._trackers: list[Tracker] = []
         if world.is_first:
-            self._file = MetricsFile(folder.metrics, position.step)
             name, config = folder.path.name, run.to_json()
             tracked = Tracked(folder.path, run.content_hash(), name, config, position.step)
             self._trackers = [TRACKERS[name](tracked) for name in machine.trackers]
+            self._file = MetricsFile(folder.metrics, position.step)
         self._clock = time.perf_counter()
 
     def add(self, step: int, measured: Measured, unroll: Unroll, **values: float) -> None:

@@ -6,8 +6,11 @@ The libraries are the extra `track` and are imported when a run asks for them.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Mapping
+from contextlib import redirect_stdout
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
@@ -15,6 +18,7 @@ from typing import Any, Protocol
 from loopworth.spec.checks import hint
 
 PROJECT = "loopworth"
+_MODULES = {"tensorboard": "torch.utils.tensorboard"}  # where not of the package's name
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +46,7 @@ class TensorBoard:
     """Event files in the folder `tensorboard` of the run; what comes after a resume is purged."""
 
     def __init__(self, run: Tracked) -> None:
-        library = _library("tensorboard", "torch.utils.tensorboard")
+        library = _library("tensorboard")
         purge = run.step + 1 if run.step else None
         self._writer = library.SummaryWriter(str(run.folder / "tensorboard"), purge_step=purge)
 
@@ -60,13 +64,14 @@ class Trackio:
     """A local trackio project, $TRACKIO_PROJECT or loopworth; resumes go on in the same run."""
 
     def __init__(self, run: Tracked) -> None:
-        self._library = _library("trackio", "trackio")
-        self._library.init(
-            project=os.environ.get("TRACKIO_PROJECT", PROJECT),
-            name=f"{run.name}-{run.run_id[:8]}",
-            config=dict(run.config),
-            resume="allow",
-        )
+        self._library = _library("trackio")
+        with redirect_stdout(sys.stderr):  # it greets on stdout, which may be somebody's JSON
+            self._library.init(
+                project=os.environ.get("TRACKIO_PROJECT", PROJECT),
+                name=f"{run.name}-{run.run_id[:8]}",
+                config=dict(run.config),
+                resume="allow",
+            )
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Record numbers of a step."""
@@ -74,14 +79,15 @@ class Trackio:
 
     def close(self) -> None:
         """Send what is left."""
-        self._library.finish()
+        with redirect_stdout(sys.stderr):
+            self._library.finish()
 
 
 class WandB:
     """A Weights & Biases run; $WANDB_MODE, $WANDB_PROJECT and the others keep their meaning."""
 
     def __init__(self, run: Tracked) -> None:
-        self._run = _library("wandb", "wandb").init(
+        self._run = _library("wandb").init(
             project=os.environ.get("WANDB_PROJECT", PROJECT),
             id=run.run_id[:16],
             name=f"{run.name}-{run.run_id[:8]}",
@@ -107,7 +113,7 @@ TRACKERS: dict[str, Callable[[Tracked], Tracker]] = {
 
 
 def check_trackers(names: tuple[str, ...]) -> None:
-    """Refuse a tracker that does not exist.
+    """Refuse a tracker that does not exist or is not installed, before any work is done.
 
     >>> check_trackers(("tensorbord",))
     Traceback (most recent call last):
@@ -116,13 +122,12 @@ def check_trackers(names: tuple[str, ...]) -> None:
     for name in names:
         if name not in TRACKERS:
             raise ValueError(f"tracker {name!r} is unknown; {hint(name, list(TRACKERS))}")
+        _library(name)
 
 
-def _library(package: str, module: str) -> ModuleType:
-    import importlib
-
+def _library(package: str) -> ModuleType:
     try:
-        return importlib.import_module(module)
+        return import_module(_MODULES.get(package, package))
     except ImportError:
         raise ValueError(
             f"the tracker {package} is not installed; install it with pip install {package} (or "
