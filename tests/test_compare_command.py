@@ -158,4 +158,4 @@ class TestBroken:
 
 def test_the_plot_puts_every_estimate_at_its_place(page):
     base, truncated, hyper = [x.index("●") for x in page.splitlines() if "●" in x]
-    assert truncated < base < hyper
+    assert truncated <= base < hyper  # 12 characters tell -0.04 from 0 only sometimes

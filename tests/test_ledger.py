@@ -3,6 +3,7 @@ import dataclasses
 import json
 import math
 import statistics
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -300,7 +301,7 @@ def test_decoding_pays_for_the_context_it_attends_to() -> None:
     empty, full = account.decode_flops_per_token(0), account.decode_flops_per_token(2048)
     assert full == account.inference_flops_per_token
     assert full - empty == 4 * 640 * 2048 * 20
-    with pytest.raises(ValueError, match="context=-1 is negative"):
+    with pytest.raises(ValueError, match="context=-1 is too small"):
         account.decode_flops_per_token(-1)
 
 
@@ -338,7 +339,7 @@ def test_a_horizon_is_the_nearest_whole_step(budget: float, flops: float, batch:
     [
         ((1e3, 1e9), "less than half a step of 2.62e14 FLOPs.*larger budget"),
         ((0.5, 1, 1), "less than half a step"),
-        ((-1e18, 1e9), "budget_flops=-1e18 must be a positive, finite number"),
+        ((-1e18, 1e9), r"budget_flops=-1e\+18 must be a positive, finite number"),
         ((math.nan, 1e9), "budget_flops=nan must be"),
         ((1e18, math.inf), "flops_per_token=inf must be"),
         ((1e18, 1e9, 0), "batch_tokens=0 must be"),
@@ -355,7 +356,7 @@ def test_conventions_have_names_and_refuse_unknown_places() -> None:
         "injection excluded, norms out, embeddings in"
     )
     assert len({convention.name for convention in CONVENTIONS}) == 12
-    with pytest.raises(ValueError, match="injection='twice' is not a way to count"):
+    with pytest.raises(ValueError, match="injection='twice' is unknown; use recurrent"):
         Convention("twice")  # type: ignore[arg-type]
 
 
@@ -381,3 +382,27 @@ def test_conditioning_costs_each_recurrence_its_own() -> None:
     assert ledger(dataclasses.replace(plain, conditioning=("loop_norm",))).count(
         bare
     ) == before.count(bare)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: Convention(norms="no"), "norms='no' is of type str; use True"),
+        (lambda: Convention(embeddings=1), "embeddings=1 is of type int"),
+        (lambda: Convention(["once"]), r"injection=\['once'\] is unknown"),
+        (lambda: ledger({"d_model": 640}), "dict is no ModelSpec"),
+        (lambda: ledger(ModelSpec(640, recurrence=1e300)), "which no machine has"),
+        (lambda: horizon("1e18", 1e9), "budget_flops='1e18' is of type str"),
+        (lambda: horizon(1e18, None), "flops_per_token=None is of type NoneType"),
+        (lambda: horizon(1e18, 1e9, True), "batch_tokens=True is of type bool"),
+        (
+            lambda: ledger(ModelSpec(640)).decode_flops_per_token(2.5),
+            "context=2.5 is of type float",
+        ),
+    ],
+)
+def test_an_argument_of_another_type_is_refused_in_words(
+    call: Callable[[], object], words: str
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        call()

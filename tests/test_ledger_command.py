@@ -1,4 +1,5 @@
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -67,7 +68,10 @@ def test_command_reads_a_spec_and_options_change_it(tmp_path: Path) -> None:
         (["--scale", "3", "--width", "384"], 2, "give one of them"),
         (["--scale", "10", "--budget", "1.3Q"], 2, "'1.3Q' is not a quantity"),
         (["--scale", "10", "--injection", "liner"], 2, "'liner' is not one of"),
-        (["--spec", "missing.json"], 2, "missing.json"),
+        (["--spec", "missing.json"], 1, "missing.json: No such file"),
+        (["--spec", os.devnull], 1, "is a device"),
+        (["--scale", "10", "--recurrence", "1e308"], 1, "which no machine has"),
+        (["--scale", "1e300"], 1, "which no machine has"),
         (["--scale", "10", "--kv-heads", "3"], 1, "error: n_kv_heads=3 does not divide"),
         (["--scale", "10", "--budget", "1e3"], 1, "less than half a step"),
         (["--spec", "-"], 1, "is not JSON"),

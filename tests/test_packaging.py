@@ -151,6 +151,8 @@ def test_wrong_usage_ends_with_2() -> None:
     [
         (ValueError("tokens is 0 in row 3; give a positive count"), "tokens is 0 in row 3"),
         (FileNotFoundError(2, "No such file or directory", "runs.csv"), "runs.csv: No such file"),
+        (MemoryError("9 TiB"), "not enough memory for this (9 TiB); ask for less"),
+        (OverflowError("too large"), "(too large); use smaller ones"),
         (RuntimeError("boom"), "RuntimeError: boom"),
         (ValueError(), "ValueError"),
     ],

@@ -15,6 +15,7 @@ from typing import Any, Literal, get_args
 
 from loopworth.quantities import format_count, format_flops
 from loopworth.spec import ModelSpec
+from loopworth.spec.checks import one_of, real, whole
 
 Group = Literal[
     "embedding", "prelude", "recur", "injection", "conditioning", "coda", "norm", "head"
@@ -22,6 +23,7 @@ Group = Literal[
 CountInjection = Literal["recurrent", "once", "excluded"]
 
 REFERENCE_BATCH_TOKENS = 2**18  # tokens a step in the published runs
+_MOST_FLOPS = 1e24  # a token: the largest trainings so far took 1e26 for all of theirs
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +44,13 @@ class Convention:
     embeddings: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse an unknown place for the injection."""
-        if self.injection not in get_args(CountInjection):
-            raise ValueError(
-                f"injection={self.injection!r} is not a way to count the injection layer; "
-                "use 'recurrent', 'once' or 'excluded'"
-            )
+        """Refuse an unknown place for the injection, and words where a yes or no is meant."""
+        one_of("injection", self.injection, get_args(CountInjection))
+        for name in ("norms", "embeddings"):
+            value = getattr(self, name)
+            if not isinstance(value, bool):
+                kind = type(value).__name__
+                raise ValueError(f"{name}={value!r} is of type {kind}; use True (in) or False")
 
     @property
     def name(self) -> str:
@@ -151,10 +154,7 @@ class Ledger:
         >>> account.decode_flops_per_token(2048) == account.inference_flops_per_token
         True
         """
-        if context < 0:
-            raise ValueError(
-                f"context={context} is negative; give the tokens attended to, 0 or more"
-            )
+        whole("context", context, 0)
         scores = sum(row.inference_flops_per_token for row in self.rows if row.kind == "scores")
         rest = self.inference_flops_per_token - scores
         return rest + scores * context / self.spec.context
@@ -199,15 +199,28 @@ class Ledger:
         }
 
 
-@lru_cache(maxsize=4096)  # a run table asks for the same few architectures again and again
 def ledger(spec: ModelSpec) -> Ledger:
     """Return the account of a spec.
 
-    Where recurrence is a mean, FLOPs are those at the mean. Source: arXiv 2604.21106, its code.
+    Where recurrence is a mean, FLOPs are those at the mean. Raises ValueError for anything but a
+    spec, and for a model beyond every machine. Source: arXiv 2604.21106, its code.
 
     >>> ledger(ModelSpec.from_scale(10)).count().n_unique
     40152960
     """
+    if not isinstance(spec, ModelSpec):
+        raise ValueError(f"{type(spec).__name__} is no ModelSpec; give one, as ModelSpec(640)")
+    account = _account(spec)
+    if account.train_flops_per_token > _MOST_FLOPS:
+        raise ValueError(
+            f"the model takes more than {_MOST_FLOPS:g} FLOPs a token, which no machine has; "
+            "use a smaller width, recurrence, vocabulary or context, or fewer layers"
+        )
+    return account
+
+
+@lru_cache(maxsize=4096)  # a run table asks for the same few architectures again and again
+def _account(spec: ModelSpec) -> Ledger:
     d, vocab = spec.d_model, spec.vocab_size
     loop = (spec.recurrence, spec.gradient_visits)
     rows = [_free("embedding.token", "embedding", "lookup", vocab * d, (1, 1))]
@@ -373,13 +386,9 @@ def horizon(
     >>> horizon(1e18, 1047336960).tokens
     954728448
     """
-    for name, value in (
-        ("budget_flops", budget_flops),
-        ("flops_per_token", flops_per_token),
-        ("batch_tokens", batch_tokens),
-    ):
-        if not 0 < value < float("inf"):
-            raise ValueError(f"{name}={format_flops(value)} must be a positive, finite number")
+    real("budget_flops", budget_flops, "a positive, finite number", "such as 1e18")
+    real("flops_per_token", flops_per_token, "a positive, finite number", "such as 1e9")
+    real("batch_tokens", batch_tokens, "a positive, finite number", "such as 262144")
     step_flops = flops_per_token * batch_tokens
     steps = round(budget_flops / step_flops)
     if steps < 1:

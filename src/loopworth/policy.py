@@ -98,6 +98,10 @@ def _in_words(problem: Exception) -> str:
         return f"{problem.filename}: {problem.strerror}" if problem.filename else problem.strerror
     if isinstance(problem, (ValueError, OSError)) and str(problem):
         return str(problem)
+    if isinstance(problem, MemoryError):
+        return f"there is not enough memory for this ({problem}); ask for less at a time"
+    if isinstance(problem, OverflowError):
+        return f"a number is beyond what can be counted with ({problem}); use smaller ones"
     return (
         f"{type(problem).__name__}: {problem}\n"
         "This is a defect in loopworth. Please report it with the command you ran and the output "

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from loopworth import datasets
+from loopworth.arguments import as_convention
 from loopworth.findings import Finding, join_words
 from loopworth.ledger import Convention, ledger
 from loopworth.spec import ModelSpec
@@ -107,7 +108,7 @@ class RunTable:
         >>> float(table.n_once[4]), float(table.n_rec[4])
         (7377024.0, 14161920.0)
         """
-        missing = self._missing(convention)
+        missing = self._missing(as_convention(convention))
         if missing:
             raise ValueError(
                 f"{self.source} cannot be counted with {convention.name}: it lacks "
@@ -232,6 +233,7 @@ def load_runs(source: Any, *, convention: Convention = _DEFAULT) -> RunTable:
     >>> len(table), len(set(table.cells.tolist())), table.findings
     (116, 24, ())
     """
+    convention = as_convention(convention)
     if isinstance(source, RunTable):
         return source.under(convention)
     raw = open_source(source)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from loopworth.arguments import as_convention
 from loopworth.check import losses, units
 from loopworth.check.bare import read_bare
 from loopworth.check.flops import budget_findings, flops_findings
@@ -57,6 +58,7 @@ def check(source: Any, *, convention: Convention = _DEFAULT) -> CheckReport:
     >>> report.clean, [finding.code for finding in report.findings]
     (True, ['mixed_loss_sources'])
     """
+    convention = as_convention(convention)
     raw, findings = _raw(source)
     desk = _Desk(raw, findings)
     try:

@@ -1,6 +1,6 @@
 """The command that counts: ledger."""
 
-from typing import Any, TextIO
+from typing import Any
 
 import click
 
@@ -14,9 +14,8 @@ from loopworth.policy import print_page, quantity
 @click.option(
     "--spec",
     "spec_file",
-    type=click.File("r", encoding="utf-8"),
     metavar="FILE",
-    help="A model spec as JSON; the other options change it.",
+    help="A model spec as JSON, - for stdin; other options change it.",
 )
 @click.option("--prelude", "n_prelude", type=int, metavar="LAYERS", help="Before the loop [2].")
 @click.option("--recur", "n_recur", type=int, metavar="LAYERS", help="In the loop [4].")
@@ -63,7 +62,7 @@ from loopworth.policy import print_page, quantity
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def ledger(
-    scale: float | None, spec_file: TextIO | None, count_injection: Any, exclude_norms: bool,
+    scale: float | None, spec_file: str | None, count_injection: Any, exclude_norms: bool,
     include_embeddings: bool, budget: float | None, batch_tokens: int, as_json: bool,
     **architecture: Any,
 ) -> None:  # fmt: skip
@@ -78,6 +77,7 @@ def ledger(
       loopworth ledger --scale 10 --recur 20 --recurrence 1 --injection none
       loopworth ledger --width 1280 --recurrence 8 --bptt-window 4 --json
     """
+    from loopworth.files import read_file, read_stdin
     from loopworth.ledger import Convention, horizon
     from loopworth.ledger import ledger as account_of
     from loopworth.spec import ModelSpec
@@ -87,7 +87,10 @@ def ledger(
         raise click.UsageError("--scale and --width both set the width; give one of them.")
     if scale is not None:
         given["d_model"] = ModelSpec.from_scale(scale).d_model
-    base = ModelSpec.from_json(spec_file.read()).to_json() if spec_file else {}
+    base = {}
+    if spec_file is not None:
+        content = read_stdin() if spec_file == "-" else read_file(spec_file)
+        base = ModelSpec.from_json(content.decode(errors="replace")).to_json()
     if "d_model" not in base | given:
         raise click.UsageError("The model has no width; give --scale S, --width D or --spec FILE.")
     account = account_of(ModelSpec.from_json(base | given))

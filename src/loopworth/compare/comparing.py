@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from loopworth import __version__
+from loopworth.arguments import as_key, as_resamples, as_seed
 from loopworth.compare.decomposition import Decomposition, decompose
 from loopworth.compare.draws import (
     Difference,
@@ -213,11 +214,10 @@ def compare(
     >>> round(found.methods[0].delta_phi.estimate, 2), found.recurrences
     (0.22, (1.0, 2.0, 4.0, 8.0))
     """
-    if law in _WITHOUT_CONSTANT or law not in GAINS:
+    bootstrap, seed = as_resamples(bootstrap), as_seed(seed)
+    if as_key("law", law, GAINS) in _WITHOUT_CONSTANT:
         usable = join_words([key for key in GAINS if key not in _WITHOUT_CONSTANT], "or")
         raise ValueError(f"law {law!r} has no constant that a method could change; use {usable}")
-    if bootstrap < 0:
-        raise ValueError(f"bootstrap={bootstrap} must be 0 (no intervals) or more resamples")
     listed = _listed(methods)
     if not listed:
         raise ValueError("There is no method to compare with the base; name one table or more")

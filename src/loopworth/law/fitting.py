@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from loopworth.arguments import as_key, as_resamples, as_seed
 from loopworth.findings import Finding
 from loopworth.law.diagnose import fit_findings, goodness, open_constants, residual_rows
 from loopworth.law.fitted import FittedLaw
@@ -81,17 +82,16 @@ def fit(
     parameters are counted, by default the table's own. Protocol: arXiv 2604.21106, with a block
     bootstrap over (budget, recurrence) cells.
 
-    Raises ValueError where the runs are fewer than the constants, or the law is unknown.
+    Raises ValueError where the runs are fewer than the constants, or an argument is not allowed.
 
     >>> result = fit("schwethelm2026", bootstrap=0)
     >>> round(result.phi.estimate, 3), result.seeds_agreeing == result.seeds
     (0.434, True)
     """
+    law, bootstrap, seed = as_key("law", law, GAINS), as_resamples(bootstrap), as_seed(seed)
     table = runs if isinstance(runs, RunTable) else load_runs(runs)
     if convention is not None:
         table = table.under(convention)
-    if bootstrap < 0:
-        raise ValueError(f"bootstrap={bootstrap} must be 0 (no intervals) or more resamples")
     tell = on_progress or (lambda _stage, _done, _total: None)
     design = design_findings(table)
     # With one recurrence there is no gain to fit: the law that is left is Chinchilla's.

@@ -13,6 +13,7 @@ from typing import Any, get_args
 import numpy as np
 
 from loopworth import datasets
+from loopworth.files import read_file
 from loopworth.law.fitted import FittedLaw
 from loopworth.law.points import Point, published_points
 from loopworth.ledger import Convention, CountInjection
@@ -74,7 +75,7 @@ def read_law(source: str | Path) -> tuple[FittedLaw, Convention]:
     if str(source) == "published":
         return published_law(), Convention("once")
     try:
-        data = json.loads(Path(source).read_text(encoding="utf-8"))
+        data = json.loads(read_file(source).decode("utf-8"))
     except (UnicodeDecodeError, json.JSONDecodeError) as problem:
         raise ValueError(f"{source} is not JSON ({problem}); {_allowed()}") from None
     if not isinstance(data, dict):

@@ -36,8 +36,8 @@ def _title(account: Ledger) -> Text:
     """Say which model this is in two lines."""
     spec = account.spec
     kv = f" ({spec.kv_heads} for k and v)" if spec.kv_heads != spec.n_heads else ""
-    r = format_count(spec.recurrence)
-    depth = format_count(spec.effective_layers)
+    r = _times(spec.recurrence)
+    depth = _times(spec.effective_layers)
     text = Text(f"{spec.d_model} wide, {spec.n_heads} heads{kv}: ", style="bold")
     text.append(f"{spec.n_prelude} prelude + {r} x {spec.n_recur} recur + {spec.n_coda} coda")
     text.append(f" = {depth} layers\n")
@@ -82,11 +82,16 @@ def _cells(name: str, rows: list[TensorRow], total: float) -> tuple[str, ...]:
     return (
         name,
         format_quantity(parameters) if parameters else "-",
-        format_count(rows[0].visits_forward),
-        format_count(rows[0].visits_gradient),
+        _times(rows[0].visits_forward),
+        _times(rows[0].visits_gradient),
         format_flops(flops) if flops else "free",
         format_share(flops / total) if flops else "-",
     )
+
+
+def _times(number: float) -> str:
+    """Write how often, in full up to what a column holds."""
+    return format_count(number) if number < 1e5 else format_quantity(number)
 
 
 def _bar(row: TensorRow, widest: float) -> str:
@@ -100,9 +105,9 @@ def _layers(number: int) -> str:
 def _totals(account: Ledger, convention: Convention) -> Group:
     """Add up parameters, compute and memory, each with its unit."""
     spec, count = account.spec, account.count(convention)
-    r, kv = format_count(spec.recurrence), account.kv_bytes_per_token()
+    r, kv = _times(spec.recurrence), account.kv_bytes_per_token()
     unrolled = account.n_eff(spec.recurrence, convention)
-    stored, slots = format_quantity(account.parameters), format_count(account.kv_slots)
+    stored, slots = format_quantity(account.parameters), _times(account.kv_slots)
     context, cache = format_count(spec.context), format_bytes(kv * spec.context)
     return Group(
         _section(

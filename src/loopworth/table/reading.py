@@ -12,12 +12,12 @@ import csv
 import io
 import json
 import re
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from loopworth.files import read_file, read_stdin
 from loopworth.findings import join_words
 
 _SEPARATORS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
@@ -62,12 +62,12 @@ def read_path(path: str | Path) -> RawTable:
     FileNotFoundError: no_such_file.csv does not exist.
     """
     if str(path) == "-":
-        return read_bytes(sys.stdin.buffer.read(), name="stdin", source="standard input")
+        return read_bytes(read_stdin(), name="stdin", source="standard input")
     place = Path(path)
     if place.is_dir():
         raise IsADirectoryError(f"{path} is a directory; give the path of one table in it.")
     try:
-        content = place.read_bytes()
+        content = read_file(place)
     except FileNotFoundError:
         raise FileNotFoundError(f"{path} does not exist.") from None
     except OSError as error:

@@ -1,0 +1,58 @@
+"""Refuse a wrong argument at a public door, in words that name it, its value and the remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from loopworth.ledger import Convention
+from loopworth.spec.checks import one_of, whole
+
+MOST_RESAMPLES = 100_000  # their intervals are exact to 0.3 % of their width
+
+
+def as_resamples(value: object) -> int:
+    """Return a number of resamples: 0 for no intervals, up to 100,000.
+
+    >>> as_resamples(2.5)
+    Traceback (most recent call last):
+    ValueError: bootstrap=2.5 is of type float; it must be a whole number
+    """
+    number = whole("bootstrap", value, 0)
+    if number > MOST_RESAMPLES:
+        raise ValueError(
+            f"bootstrap={number} is more than {MOST_RESAMPLES}, which no interval needs; "
+            "1000 is the usual number"
+        )
+    return number
+
+
+def as_seed(value: object) -> int:
+    """Return the seed of a random generator: a whole number of 0 or more."""
+    return whole("seed", value, 0)
+
+
+def as_key(name: str, value: object, allowed: Iterable[str]) -> str:
+    """Return a word that is one of the allowed ones.
+
+    >>> as_key("law", "powr", ("power", "log"))
+    Traceback (most recent call last):
+    ValueError: law='powr' is unknown; did you mean 'power'? use power or log
+    """
+    one_of(name, value, tuple(allowed))
+    return str(value)
+
+
+def as_convention(value: object) -> Convention:
+    """Return a Convention; a word is refused, since it does not say where norms are counted.
+
+    >>> as_convention("once")
+    Traceback (most recent call last):
+    ValueError: convention='once' is of type str; give a Convention, such as Convention('once')
+    """
+    if not isinstance(value, Convention):
+        word = value if value in ("recurrent", "excluded") else "once"
+        raise ValueError(
+            f"convention={value!r} is of type {type(value).__name__}; "
+            f"give a Convention, such as Convention({word!r})"
+        )
+    return value
