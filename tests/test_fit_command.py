@@ -1,6 +1,7 @@
 """`loopworth fit` as a user meets it: text, JSON, files, and what it says to broken input."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -120,6 +121,44 @@ class TestFolder:
         assert result.exit_code == 2
         assert "is not empty" in " ".join(result.stderr.split())
         assert {path: path.read_bytes() for path in folder.iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [
+        ("file/new", "is a file, so there can be no folder"),
+        ("file/deep/new", "is a file, so there can be no folder"),
+        ("dangling", "is a file, so there can be no folder"),
+        ("full", "is not empty"),
+        ("file", "is a file"),
+        ("locked/new", "cannot be written to"),
+        ("locked", "cannot be"),
+    ],
+)
+def test_a_folder_that_cannot_be_is_refused_before_the_fit(tmp_path, monkeypatch, place, words):
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "x").write_text("x")
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "locked").mkdir(mode=0o500)
+    if "locked" in place and os.access(tmp_path / "locked", os.W_OK):
+        pytest.skip("this user may write everywhere")
+    monkeypatch.setattr("loopworth.law.fit", None)  # not reached
+    result = run("--out", tmp_path / place, *FAST)
+    assert result.exit_code == 2
+    assert words in " ".join(result.stderr.split())
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "dangling", "file", "full", "locked"
+    ]  # fmt: skip
+
+
+def test_a_law_that_cannot_be_read_is_refused_before_the_fit(tmp_path, monkeypatch):
+    path = tmp_path / "law.json"
+    path.write_text('{"A": 1}')
+    monkeypatch.setattr("loopworth.law.fit", None)  # not reached
+    result = run("--against", path, *FAST)
+    assert result.exit_code == 1
+    assert "law.json" in result.stderr
 
 
 class TestBroken:

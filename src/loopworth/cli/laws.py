@@ -115,20 +115,26 @@ def fit(
       loopworth fit - --json --bootstrap 0 < my_runs.csv
     """
     from loopworth.law import fit as fit_law
+    from loopworth.law.pasted import read_law
     from loopworth.ledger import Convention
     from loopworth.report.fit_report import FitReport
+    from loopworth.report.folder import refuse_folder, write_folder
     from loopworth.report.progress import progress
     from loopworth.runs import load_runs
 
-    if out is not None and out.exists() and any(out.iterdir()):
-        raise click.BadParameter(f"{out} is not empty; name a new folder.", param_hint="--out")
+    # What would fail at the end is looked at before the work.
+    if out is not None:
+        try:
+            refuse_folder(out)
+        except ValueError as problem:
+            raise click.BadParameter(str(problem), param_hint="--out") from None
+    if against_law is not None:
+        read_law(against_law)
     table = load_runs(runs, convention=Convention(injection))
     with progress(quiet) as tell:
         result = fit_law(table, law, bootstrap=bootstrap, seed=seed, on_progress=tell)
         report = FitReport.of(result, against_law)
         if out is not None:
-            from loopworth.report.folder import write_folder
-
             tell("figures", 0, 1)
             write_folder(report, out)
     if as_json:
