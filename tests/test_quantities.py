@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from loopworth.quantities import (
     format_bytes,
+    format_change,
     format_count,
     format_duration,
     format_estimate,
@@ -175,13 +176,29 @@ def test_an_interval_has_the_digits_of_its_width(
     assert format_interval(value, ends) == text
 
 
-@given(st.floats(-1e18, 1e18), st.floats(1e-15, 1e6), st.floats(1e-15, 1e6))
+@pytest.mark.parametrize(
+    ("value", "ends", "text"),
+    [(0.2178, (0.0367, 0.3248), "+0.22 [+0.04, +0.32]"), (0.2, None, "+0.200"),
+     (0.2, (0.2 - 1e-15, 0.2 + 1e-15), "+0.2000 [+0.2000, +0.2000]"),
+     (0.0, (0.0, 0.0), "+0.00 [+0.00, +0.00]"), (-0.4, (-0.8, 0.2), "-0.40 [-0.80, +0.20]"),
+     (0.3, (0.001, 0.9), "+0.300 [+0.001, +0.900]"), (-59, (-997, 7), "-59 [-997, +7]"),
+     (1e-13, (-1e-13, 2e-13), "+0.0000 [+0.0000, +0.0000]")],
+)  # fmt: skip
+def test_a_change_keeps_its_signs(
+    value: float, ends: tuple[float, float] | None, text: str
+) -> None:
+    assert format_change(value, ends) == text
+
+
+@given(st.floats(-9e14, 9e14), st.floats(1e-15, 1e6), st.floats(1e-15, 1e6))
 def test_an_interval_fits_a_column_however_narrow_or_wide(
     value: float, below: float, above: float
 ) -> None:
     ends = (value - below, value + above)
     assert len(format_interval(value, ends)) <= 30
     assert len(format_estimate(value, below)) <= 25
+    if abs(value) < 1e5 and max(below, above) < 1e5:
+        assert len(format_change(value, ends)) <= 30
 
 
 def test_counts_and_shares() -> None:

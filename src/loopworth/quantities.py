@@ -23,6 +23,8 @@ _BYTES = {"": 1.0, "B": 1.0} | {
     for ending, base in (("B", 1000), ("iB", 1024))
 }
 
+_DECIMALS = 4  # of a number with an interval: a phi to 0.0001 is finer than any table gives
+
 _NUMBER = r"(?:\d{1,3}(?:,\d{3})+(?:\.\d*)?|\d[\d_]*\.?\d*|\.\d+)(?:e[+-]?\d+)?"
 _QUANTITY = re.compile(rf"([+-]?{_NUMBER})\s*([a-z]*)", re.IGNORECASE | re.ASCII)
 _DURATION_PART = re.compile(rf"({_NUMBER})\s*([a-z]+)\s*", re.IGNORECASE | re.ASCII)
@@ -234,6 +236,33 @@ def format_interval(value: float, interval: tuple[float, float]) -> str:
     return f"{shown} [{left}, {right}]"
 
 
+def format_change(value: float, interval: tuple[float, float] | None) -> str:
+    """Write a difference and its 95 % interval with their signs, or three decimals without one.
+
+    It has one digit more than an estimate would get, since the sign of a difference is what is
+    asked; an end beside 0 keeps its sign. Digits are capped as by `format_interval`.
+
+    >>> format_change(0.2178, (0.0367, 0.3248)), format_change(-0.4, None)
+    ('+0.22 [+0.04, +0.32]', '-0.400')
+    """
+    if interval is None:
+        return f"{value:+.3f}"
+    largest = max(abs(value), *map(abs, interval))
+    spread = (interval[1] - interval[0]) / 3.92
+    if not (math.isfinite(spread) and largest > 0):
+        return f"{value:+.2f} [{interval[0]:+.2f}, {interval[1]:+.2f}]"
+    most = max(_most_decimals(largest), 0)
+    # The implied standard error is 2 to 20 units of the last digit.
+    fine = math.ceil(-math.log10(spread / 2)) if spread > 0 else 0
+    least = 2 if largest < 10 else 1 if largest < 100 else 0
+    decimals = min(max(fine, least), most)
+    nearest = min(map(abs, interval))
+    while 0 < nearest < 0.5 * 10.0**-decimals and decimals < _DECIMALS:
+        decimals += 1
+    shown, left, right = (f"{round(x, decimals) + 0.0:+.{decimals}f}" for x in (value, *interval))
+    return f"{shown} [{left}, {right}]"
+
+
 def _finite(number: str) -> float | None:
     """Read the digits of a number, or None where they are not one or overflow."""
     try:
@@ -273,7 +302,7 @@ def _decimals(se: float) -> int:
 
 def _most_decimals(size: float) -> int:
     """Return the decimals of four significant digits, 4 at most: a table has 80 columns."""
-    return min(4, 3 - math.floor(math.log10(size)))
+    return min(_DECIMALS, 3 - math.floor(math.log10(size)))
 
 
 def _fixed(value: float, decimals: int) -> str:

@@ -5,7 +5,6 @@ The draws of both tables follow the valley of their own optimum (`loopworth.law.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,10 +19,9 @@ from loopworth.law.joint import GAIN, Problem
 from loopworth.law.rivals import make_problem
 from loopworth.law.solve import Optimum, optimise, polish
 from loopworth.law.valley import elsewhere, valley_bootstrap
+from loopworth.quantities import format_change
 from loopworth.runs import RunTable
 from loopworth.table.values import distinct
-
-_MOST_DIGITS = 4
 
 
 @dataclass(frozen=True)
@@ -49,21 +47,7 @@ class Difference:
         >>> Difference(0.2178, (0.0367, 0.3248), 0.99).words
         '+0.22 [+0.04, +0.32]'
         """
-        if self.ci95 is None:
-            return f"{self.estimate:+.3f}"
-        low, high = self.ci95
-        # The implied standard error is 2 to 20 units of the last digit: one digit more than an
-        # estimate gets, since the sign of a difference is what is asked.
-        spread = (high - low) / 3.92
-        digits = 0 if spread <= 0 else max(math.ceil(-math.log10(spread / 2)), 0)
-        # An end beside 0 keeps its sign.
-        nearest = min(abs(low), abs(high))
-        while 0 < nearest < 0.5 * 10.0**-digits and digits < _MOST_DIGITS:
-            digits += 1
-        value, left, right = (
-            f"{round(x, digits) + 0.0:+.{digits}f}" for x in (self.estimate, low, high)
-        )
-        return f"{value} [{left}, {right}]"
+        return format_change(self.estimate, self.ci95)
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values."""
