@@ -16,6 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 import loopworth
+from loopworth import policy
 from loopworth.cli import main
 from loopworth.datasets import builtin_names
 from loopworth.policy import quantity
@@ -101,6 +102,14 @@ def test_the_readme_gives_the_two_commands_and_ci_runs_the_second(root: Path) ->
     assert README_COMMANDS[1] in (root / ".ci" / "run").read_text(encoding="utf-8").splitlines()
     for script in ("setup", ".ci/run"):
         assert os.access(root / script, os.X_OK)
+
+
+def test_the_readme_names_every_built_in_table_and_exit_code(root: Path) -> None:
+    readme = (root / "README.md").read_text(encoding="utf-8")
+    assert all(f"`{name}`" in readme for name in builtin_names())
+    codes = re.findall(r"^\| (\d+) \|", readme, flags=re.MULTILINE)
+    known = {value for name, value in vars(policy).items() if name.startswith("EXIT_")}
+    assert {int(code) for code in codes} >= known | {0, 2}
 
 
 def test_the_readme_s_two_example_tables_say_the_same(root: Path, tmp_path: Path) -> None:
