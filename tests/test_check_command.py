@@ -57,6 +57,11 @@ def test_findings_end_with_1_worst_first_with_rows_and_remedies(tampered: Path) 
     assert tampered.read_bytes() == before
 
 
+def test_rows_are_counted_once_above_the_findings(tampered: Path) -> None:
+    for lines in (run().stdout.splitlines(), run(tampered).stdout.splitlines()):
+        assert " ".join(lines[:3]).count("rows usable") == 1
+
+
 def test_json_is_one_object_with_all_that_the_page_says(tampered: Path) -> None:
     result = run(tampered, "--json")
     assert result.exit_code == 1

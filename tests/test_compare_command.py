@@ -53,6 +53,19 @@ class TestText:
         assert page.count("each at its own optimum") == 2
         assert re.search(r"\n8 +-27\.7 \[.*-38\.4\* .*x1\.24", page)
 
+    def test_explains_the_parts_once_after_the_last_table(self, page):
+        assert page.count("The parts add up to the change.") == 1
+        assert page.index("The parts add up") > page.rindex("both at the base's width")
+
+    def test_claims_no_certainty_that_resamples_cannot_give(self, page):
+        gains = page[page.index("By recurrence") : page.index("Loss of")]
+        assert gains.count(">0.99") == gains.count("<0.01") == 3
+        assert not re.search(r" (1\.00|0\.00) ", gains)
+
+    def test_says_what_neighbours_advise_alike_once(self, page):
+        text = " ".join(page.split())
+        assert text.count("leave an r out with --without-recurrence") == 1
+
     def test_says_what_to_know_before_believing_it(self, page):
         text = " ".join(page.split())
         assert "[budgets_left_out] 36 runs of schwethelm2026" in text

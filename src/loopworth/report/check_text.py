@@ -23,7 +23,7 @@ def check_page(report: CheckReport) -> Group:
     colour = "bold green" if report.clean else COLOURS[worst]
     parts: list[Text | Padding] = [
         Text(report.verdict, style=colour),
-        Text(f"{report.name}: {report.n_usable} of {report.n_rows} rows usable\n", style="dim"),
+        Text(f"{_about(report)}\n", style="dim"),
     ]
     for severity, head in _HEADS.items():
         chosen = [each for each in report.findings if each.severity == severity]
@@ -42,6 +42,12 @@ def check_page(report: CheckReport) -> Group:
     for why, titles_of in reasons.items():
         parts.append(_paragraph("Not checked: ", f"{'; '.join(titles_of)} ({why})."))
     return Group(*parts)
+
+
+def _about(report: CheckReport) -> str:
+    """Name the table, and count its usable rows where the verdict has not done so."""
+    usable = f"{report.n_usable} of {report.n_rows} rows usable"
+    return f"Table {report.name}" if usable in report.verdict else f"{report.name}: {usable}"
 
 
 def _finding(finding: Finding) -> Text:

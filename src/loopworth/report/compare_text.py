@@ -12,17 +12,25 @@ from loopworth.compare.decomposition import PARTS, Decomposition
 from loopworth.findings import join_words
 from loopworth.law import Estimate
 from loopworth.quantities import format_count, format_flops
-from loopworth.report.page import COLOURS, findings_list, interval, make_table, section
+from loopworth.report.page import COLOURS, findings_list, interval, make_table, mnats, section
 
 _NAME = 16  # characters of a table's name
 _PLOT = 12  # characters of the forest
+_FOOT = (
+    "The parts add up to the change. tokens: other FLOPs per token buy other tokens;\n"
+    "width: moved along the budget; params: others at one width; loop: g; train: A,\n"
+    "alpha, B, beta and E. seen: the change of the measured iso-FLOP minima. *: the\n"
+    "interval leaves out 0. infer.: inference FLOPs per token, method over base."
+)
 _VIEWS = {"optimum": "each at its own optimum", "matched": "both at the base's width"}
 
 
 def compare_page(found: Comparison) -> Group:
     """Return a page for a rich console; it fits 80 columns."""
     parts: list[Group | Text | None] = [_headline(found), *_forests(found), _gains(found)]
-    parts += [_parts(method) for method in found.methods]
+    tables = [part for part in map(_parts, found.methods) if part is not None]
+    if tables:
+        parts += [*tables, Text(f"{_FOOT}\n", style="dim")]
     parts.append(_warnings(found))
     return Group(*(part for part in parts if part is not None))
 
@@ -65,13 +73,12 @@ def _forests(found: Comparison) -> Iterable[Group]:
         table = make_table("", constant, axis, "change", "P(>0)", left=1)
         table.columns[2].justify = "left"  # a right-justified plot would lose its trailing blanks
         for name, value, delta in rows:
-            likely = None if delta is None else delta.p_positive
             table.add_row(
                 _short(name),
                 interval(value),
                 _forest(value, low, high),
                 "-" if delta is None else delta.words,
-                "-" if likely is None else f"{likely:.2f}",
+                "-" if delta is None else _likely(delta.p_positive),
             )
         yield section("Phi" if constant == "phi" else constant, table, note)
 
@@ -90,6 +97,17 @@ def _forest(value: Estimate, low: float, high: float) -> str:
     return "".join(line)
 
 
+def _likely(share: float | None) -> str:
+    """Write a share of resamples; a thousand of them cannot show that it is 0 or 1.
+
+    >>> _likely(0.284), _likely(1.0), _likely(0.002), _likely(None)
+    ('0.28', '>0.99', '<0.01', '-')
+    """
+    if share is None:
+        return "-"
+    return ">0.99" if share > 0.99 else "<0.01" if share < 0.01 else f"{share:.2f}"
+
+
 def _gains(found: Comparison) -> Group | None:
     """List g at each recurrence, free, and how each method changes it."""
     groups: list[RenderableType] = []
@@ -98,13 +116,12 @@ def _gains(found: Comparison) -> Group | None:
             continue
         table = make_table("r", "base", "method", "change of g", "P(>0)", "change of phi(r)")
         for row in method.delta_g:
-            likely = row.change.p_positive
             table.add_row(
                 f"{row.recurrence:g}",
                 f"{row.base:.2f}",
                 f"{row.method:.2f}",
                 row.change.words,
-                "-" if likely is None else f"{likely:.2f}",
+                _likely(row.change.p_positive),
                 row.phi_change.words,
             )
         groups += [Text(method.name, style="dim"), table]
@@ -128,21 +145,27 @@ def _parts(method: MethodComparison) -> Group | None:
             table.add_row(
                 f"{row.recurrence:g}",
                 _mnats(row.change),
-                "-" if row.measured is None else f"{1e3 * row.measured:+.0f}",
+                "-" if row.measured is None else f"{round(1e3 * row.measured) + 0:+d}",
                 *(_part(row, name) for name in PARTS),
                 f"x{row.inference_ratio:.2f}",
             )
         groups += [Text(words, style="dim"), table]
     note = f"mnats at {budget} FLOPs against {method.base_name}"
-    foot = "seen: iso-FLOP minima; * leaves out 0; infer.: FLOPs per token"
-    return section(f"Loss of {_short(method.name)}", Group(*groups), note, foot)
+    return section(f"Loss of {_short(method.name)}", Group(*groups), note)
 
 
 def _mnats(change: Difference) -> str:
+    """Write a change of loss; an end beside 0 keeps a decimal, since its sign is what is asked.
+
+    >>> _mnats(Difference(-0.0053, (-0.0141, -0.0003), 0.02))
+    '-5.3 [-14.1, -0.3]'
+    """
     if change.ci95 is None:
-        return f"{1e3 * change.estimate:+.1f}"
-    low, high = (1e3 * end for end in change.ci95)
-    return f"{1e3 * change.estimate:+.1f} [{low:+.0f}, {high:+.0f}]"
+        return mnats(change.estimate)
+    ends = [1e3 * end for end in change.ci95]
+    digits = 1 if any(abs(end) < 0.5 for end in ends) else 0
+    low, high = (f"{round(end, digits) + 0.0:+.{digits}f}" for end in ends)
+    return f"{mnats(change.estimate)} [{low}, {high}]"
 
 
 def _part(row: Decomposition, name: str) -> str:
@@ -158,7 +181,9 @@ def _short(name: str) -> str:
 def _warnings(found: Comparison) -> Group | None:
     findings = (*found.findings, *(each for method in found.methods for each in method.findings))
     tables = (found.base, *(method.runs for method in found.methods))
+    severities, codes = list(COLOURS), [each.code for each in findings]
     return findings_list(
-        sorted(findings, key=lambda each: list(COLOURS).index(each.severity)),
+        # One kind after another, each where it first comes up.
+        sorted(findings, key=lambda x: (severities.index(x.severity), codes.index(x.code))),
         builtin=any(table.citation is not None for table in tables),
     )

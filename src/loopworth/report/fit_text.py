@@ -13,7 +13,7 @@ from loopworth.law import Estimate, Fit
 from loopworth.law.pasted import Against
 from loopworth.quantities import format_count, format_flops, format_quantity
 from loopworth.report.fit_report import FitReport
-from loopworth.report.page import findings_list, interval, make_table, section
+from loopworth.report.page import findings_list, interval, make_table, mnats, section
 
 
 def fit_page(report: FitReport) -> Group:
@@ -61,7 +61,8 @@ def _headline(report: FitReport) -> Group:
     if fit.law.recurrences and fit.gain:
         worth = ", ".join(f"g({r:g}) = {fit.law.g(r):.2f}" for r in fit.law.recurrences[:5])
         text.append(f"  worth of the loop in fresh blocks: {worth}\n", style="not dim")
-    return Group(text, _equivalents(report.equivalents))
+    sizes = _equivalents(report.equivalents)
+    return Group(text) if sizes is None else Group(text, sizes)
 
 
 def _profile(estimate: Estimate) -> str:
@@ -71,10 +72,10 @@ def _profile(estimate: Estimate) -> str:
     return f"   profile likelihood [{low}, {high}]"
 
 
-def _equivalents(equivalents: Sequence[Equivalent]) -> Group | Text:
+def _equivalents(equivalents: Sequence[Equivalent]) -> Group | None:
     """Translate the gain into model sizes, at one count of unique parameters."""
     if not equivalents:
-        return Text()
+        return None
     table = make_table("unique parameters", "r", "worth unlooped", "training cost of")
     for x in equivalents:
         sizes = (format_quantity(n) for n in (x.worth, x.cost))
@@ -92,7 +93,7 @@ def _no_gain(fit: Fit) -> str:
 
 def _constants(fit: Fit) -> Group:
     """Write the law with its constants, and how well it meets the runs."""
-    value = {name: "?" if x is None else f"{x:.3g}" for name, x in fit.parameters.items()}
+    value = {name: "?" if x is None else _constant(x) for name, x in fit.parameters.items()}
     gain = f"({fit.law.gain.formula})"
     if fit.law.key == "power":
         gain = f"r^{fit.phi.estimate:.3f}" if fit.phi else "r^?"
@@ -111,6 +112,18 @@ def _constants(fit: Fit) -> Group:
     return Group(text)
 
 
+def _constant(value: float) -> str:
+    """Write three digits, and an exponent only where there would be many zeros.
+
+    >>> [_constant(value) for value in (0.3704, 1121.3, 2.5e7, 3.2e-5)]
+    ['0.37', '1120', '2.5e7', '3.2e-05']
+    """
+    text = f"{value:.3g}"
+    if "e+" not in text:
+        return text
+    return f"{float(text):.0f}" if value < 1e6 else format_flops(value)
+
+
 def _recurrences(fit: Fit) -> Group | None:
     """List each recurrence: its own g, its own Chinchilla law, the joint law's residuals."""
     gains = {row.recurrence: row for row in fit.phi_by_recurrence}
@@ -127,7 +140,7 @@ def _recurrences(fit: Fit) -> Group | None:
             f"{gain.g:.2f}" if gain else "-",
             phi,
             *(f"{law.parameters[name]:.3g}" if law else "-" for name in ("alpha", "beta", "E")),
-            f"{1e3 * row.mean:+.1f}",
+            mnats(row.mean),
             f"{1e3 * row.max_abs:.1f}",
         )
     halves = " and ".join(f"{row.phi:.2f} on the {row.half}er" for row in fit.halves)
@@ -171,7 +184,10 @@ def _conventions(fit: Fit) -> Group | None:
         mark = "bold" if row.injection == fit.convention.injection else ""
         phi = interval(Estimate(row.phi, row.ci95))
         table.add_row(row.injection, phi, f"{row.objective:.3e}", style=mark)
-    return section("Phi by convention", table, "compare phi only within one convention")
+    note = "compare phi only within one convention"
+    if len(fit.conventions) == 1:
+        note = "the others need n_injection, or the architecture"
+    return section("Phi by convention", table, note)
 
 
 def _optima(report: FitReport) -> Group | None:
@@ -208,7 +224,7 @@ def _held_out(fit: Fit) -> Group | None:
             "budget": (f"{format_flops(row.left_out)} FLOPs", "all other budgets"),
             "recurrence": (f"r = {row.left_out:g}", "all other r"),
         }[row.kind]
-        miss = (f"{1e3 * row.bias:+.1f}", f"{1e3 * row.rmse:.1f}", f"{row.E:.2f}")
+        miss = (mnats(row.bias), f"{1e3 * row.rmse:.1f}", f"{row.E:.2f}")
         table.add_row(*what, str(row.n_fitted), str(row.n_runs), *miss)
     return section("Held out", table, "observed minus predicted, mnats")
 
@@ -250,7 +266,7 @@ def _against(other: Against | None) -> Group | None:
         return None
     table = make_table("r", "runs", "bias", "RMSE")
     for row in other.misses:
-        miss = (f"{1e3 * row['bias']:+.1f}", f"{1e3 * row['rmse']:.1f}")
+        miss = (mnats(row["bias"]), f"{1e3 * row['rmse']:.1f}")
         table.add_row(f"{row['recurrence']:g}", f"{row['n_runs']:g}", *miss)
     note = f"observed minus predicted, mnats; {other.convention.injection} injection"
     return section(f"Against {other.source}", table, note)
