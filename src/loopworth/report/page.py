@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from typing import Literal
 
@@ -92,7 +93,7 @@ def findings_list(findings: Iterable[Finding], *, builtin: bool = False) -> Grou
     that neighbours share is said once, after the last of them.
     """
     lines, numbered, listed = [], False, list(findings)
-    for finding, after in zip(listed, [*listed[1:], None], strict=True):
+    for finding, after in itertools.zip_longest(listed, listed[1:]):
         text = Text(f"{finding.severity} ", style=COLOURS[finding.severity])
         text.append(f"[{where(finding)}] ", style="dim not bold default")
         text.append(finding.message, style="not bold default")
