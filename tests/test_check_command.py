@@ -62,6 +62,20 @@ def test_rows_are_counted_once_above_the_findings(tampered: Path) -> None:
         assert " ".join(lines[:3]).count("rows usable") == 1
 
 
+def test_nothing_is_found_clean_that_a_note_is_about() -> None:
+    text = " ".join(run().stdout.split())
+    clean, noted = text.split("Checked, see the notes: ")
+    assert "mixed_loss_sources" in clean
+    assert "one recipe, method, vocabulary and loss source" not in clean
+    assert noted == "one recipe, method, vocabulary and loss source."
+
+
+def test_row_numbers_of_built_in_tables_are_explained() -> None:
+    for arguments in ((), ("schwethelm2026:hyperconnections",)):
+        text = " ".join(run(*arguments).stdout.split())
+        assert text.count("loopworth/datasets/schwethelm2026_runs.csv, counted from 1") == 1
+
+
 def test_json_is_one_object_with_all_that_the_page_says(tampered: Path) -> None:
     result = run(tampered, "--json")
     assert result.exit_code == 1

@@ -8,6 +8,7 @@ import sys
 import pytest
 from click.testing import CliRunner
 
+from extreme_tables import write_table
 from loopworth.cli import main
 from loopworth.datasets import builtin_names
 
@@ -33,6 +34,11 @@ class TestText:
         second = text.index("With hyperconnections phi changes by +0.2")
         assert "; the sign is established." in text[second:]
         assert first < second < text.index("Phi 95 % intervals") < text.index("By recurrence")
+
+    def test_says_how_g_changes_where_one_phi_fails(self, page):
+        text = " ".join(page.split())
+        assert text.count("One phi does not describe these runs; with a g for each r, g") == 2
+        assert re.search(r"g changes by \+0\.62\d? \[[^]]*\] at r = 2, \+0\.93", text)
 
     def test_prints_recurrences_budgets_and_convention_beside_it(self, page):
         assert "r = 1, 2, 4 and 8; 4 budgets, 4.64e17 to 4.64e18 FLOPs" in page
@@ -78,6 +84,19 @@ class TestText:
         assert max(map(len, text.splitlines())) <= 80
         assert "change" in text
         assert "[" not in text[: text.index("By recurrence")]  # no interval without resamples
+
+
+@pytest.mark.parametrize("kinds", [("exact", "exact"), ("noise", "exact")])
+def test_no_table_is_too_wide_and_no_digit_is_cut(tmp_path, kinds):
+    base, method = (
+        write_table(tmp_path, kind, phi) for kind, phi in zip(kinds, (0.45, 0.65), strict=True)
+    )
+    text = run(base, method, *FAST).stdout
+    assert max(map(len, text.splitlines())) <= 80
+    assert "…" not in text
+    assert not re.search(r"\d\.\d{7,}", text)
+    if kinds == ("exact", "exact"):
+        assert "phi changes by +0.2000 [+0.2000, +0.2000]" in " ".join(text.split())
 
 
 class TestJson:

@@ -9,6 +9,7 @@ import sys
 import pytest
 from click.testing import CliRunner
 
+from extreme_tables import write_table
 from loopworth.cli import main
 from loopworth.cli.options import LAWS
 from loopworth.law import GAINS
@@ -60,6 +61,18 @@ class TestText:
         assert result.exit_code == 0
         assert "phi is not identified by these runs" in result.stdout
         assert "one_recurrence" in result.stdout
+
+
+@pytest.mark.parametrize("kind", ["exact", "noise"])
+def test_no_table_is_too_wide_and_no_digit_is_cut(tmp_path, kind):
+    text = run(write_table(tmp_path, kind), *FAST).stdout
+    assert max(map(len, text.splitlines())) <= 80
+    assert "…" not in text
+    assert not re.search(r"\d\.\d{7,}", text)
+    assert re.search(r"\[[+-]?\d+\.\d{2,}, ", text)
+    if kind == "exact":
+        assert "phi = 0.4500 [0.4500, 0.4500]" in text
+        assert "-0.0 " not in text
 
 
 class TestJson:

@@ -33,9 +33,12 @@ def check_page(report: CheckReport) -> Group:
             parts.append(Text())
     if report.citation is not None and any(each.rows for each in report.findings):
         parts.append(Text(f"{ROWS_OF_BUILTIN}\n", style="dim"))
-    if report.passed:
-        titles = "; ".join(kind.title for kind in report.passed)
-        parts.append(_paragraph("Checked and found clean: ", f"{titles}."))
+    # What has a note above would contradict it among what is clean.
+    noted = {each.code for each in report.findings}
+    for head, some in (("Checked and found clean: ", False), ("Checked, see the notes: ", True)):
+        kinds = [kind for kind in report.passed if noted.isdisjoint(kind.codes) != some]
+        if kinds:
+            parts.append(_paragraph(head, f"{'; '.join(kind.title for kind in kinds)}."))
     reasons: dict[str, list[str]] = {}
     for kind, why in report.not_checked:
         reasons.setdefault(why, []).append(kind.title)

@@ -12,7 +12,15 @@ from loopworth.compare.decomposition import PARTS, Decomposition
 from loopworth.findings import join_words
 from loopworth.law import Estimate
 from loopworth.quantities import format_count, format_flops
-from loopworth.report.page import COLOURS, findings_list, interval, make_table, mnats, section
+from loopworth.report.page import (
+    COLOURS,
+    findings_list,
+    gain_words,
+    interval,
+    make_table,
+    mnats,
+    section,
+)
 
 _NAME = 16  # characters of a table's name
 _PLOT = 12  # characters of the forest
@@ -49,9 +57,19 @@ def _headline(found: Comparison) -> Text:
     )
     for method in found.methods:
         text.append(f"{method.sentence}\n", style="not dim bold")
+        text.append(_instead_of_phi(found, method), style="not dim")
         if method.variants is not None:
             text.append(f"{method.variants.sentence}\n", style="not dim")
     return text
+
+
+def _instead_of_phi(found: Comparison, method: MethodComparison) -> str:
+    """Say how g changes where one phi does not describe the tables that it is read from."""
+    codes = {each.code for each in (*found.findings, *method.findings)}
+    if "phi" not in method.delta or "phi_depends_on_recurrence" not in codes or not method.delta_g:
+        return ""
+    changes = join_words(f"{row.change.words} at r = {row.recurrence:g}" for row in method.delta_g)
+    return f"One phi does not describe these runs; with a g for each r, g changes by {changes}.\n"
 
 
 def _forests(found: Comparison) -> Iterable[Group]:
@@ -71,7 +89,8 @@ def _forests(found: Comparison) -> Iterable[Group]:
         low, high = min(ends), max(ends)
         axis = f"{f'{low:.2f}':<{_PLOT // 2}}{f'{high:.2f}':>{_PLOT - _PLOT // 2}}"
         table = make_table("", constant, axis, "change", "P(>0)", left=1)
-        table.columns[2].justify = "left"  # a right-justified plot would lose its trailing blanks
+        plot = table.columns[2]
+        plot.justify, plot.no_wrap = "left", True  # at the right it would lose its trailing blanks
         for name, value, delta in rows:
             table.add_row(
                 _short(name),
@@ -114,12 +133,12 @@ def _gains(found: Comparison) -> Group | None:
     for method in found.methods:
         if not method.delta_g:
             continue
-        table = make_table("r", "base", "method", "change of g", "P(>0)", "change of phi(r)")
+        table = make_table("r", "g, base", "g, method", "change of g", "P(>0)", "change of phi(r)")
         for row in method.delta_g:
             table.add_row(
                 f"{row.recurrence:g}",
-                f"{row.base:.2f}",
-                f"{row.method:.2f}",
+                gain_words(row.base),
+                gain_words(row.method),
                 row.change.words,
                 _likely(row.change.p_positive),
                 row.phi_change.words,

@@ -13,7 +13,15 @@ from loopworth.law import Estimate, Fit
 from loopworth.law.pasted import Against
 from loopworth.quantities import format_count, format_flops, format_quantity
 from loopworth.report.fit_report import FitReport
-from loopworth.report.page import findings_list, interval, make_table, mnats, section
+from loopworth.report.page import (
+    constant_words,
+    findings_list,
+    gain_words,
+    interval,
+    make_table,
+    mnats,
+    section,
+)
 
 
 def fit_page(report: FitReport) -> Group:
@@ -59,7 +67,7 @@ def _headline(report: FitReport) -> Group:
         cells = len(set(fit.runs.cells.tolist()))
         text.append(f"  95 % intervals from {resamples} resamples of {cells} (budget, r) cells\n")
     if fit.law.recurrences and fit.gain:
-        worth = ", ".join(f"g({r:g}) = {fit.law.g(r):.2f}" for r in fit.law.recurrences[:5])
+        worth = ", ".join(f"g({r:g}) = {gain_words(fit.law.g(r))}" for r in fit.law.recurrences[:5])
         text.append(f"  worth of the loop in fresh blocks: {worth}\n", style="not dim")
     sizes = _equivalents(report.equivalents)
     return Group(text) if sizes is None else Group(text, sizes)
@@ -93,7 +101,7 @@ def _no_gain(fit: Fit) -> str:
 
 def _constants(fit: Fit) -> Group:
     """Write the law with its constants, and how well it meets the runs."""
-    value = {name: "?" if x is None else _constant(x) for name, x in fit.parameters.items()}
+    value = {name: "?" if x is None else constant_words(x) for name, x in fit.parameters.items()}
     gain = f"({fit.law.gain.formula})"
     if fit.law.key == "power":
         gain = f"r^{fit.phi.estimate:.3f}" if fit.phi else "r^?"
@@ -105,23 +113,11 @@ def _constants(fit: Fit) -> Group:
         style="not bold default",
     )
     text.append(
-        f"R2 {good.r2:.4f}, RMSE {1e3 * good.rmse:.1f} mnats, summed Huber {good.objective:.3e}, "
-        f"reached from {fit.seeds_agreeing} of {fit.seeds} starts\n{fit.convention.name}\n",
+        f"R2 {good.r2:.4f}, RMSE {1e3 * good.rmse:.1f} mnats, summed Huber {good.objective:.3e} "
+        f"from {fit.seeds_agreeing} of {fit.seeds} starts\n{fit.convention.name}\n",
         style="not bold dim",
     )
     return Group(text)
-
-
-def _constant(value: float) -> str:
-    """Write three digits, and an exponent only where there would be many zeros.
-
-    >>> [_constant(value) for value in (0.3704, 1121.3, 2.5e7, 3.2e-5)]
-    ['0.37', '1120', '2.5e7', '3.2e-05']
-    """
-    text = f"{value:.3g}"
-    if "e+" not in text:
-        return text
-    return f"{float(text):.0f}" if value < 1e6 else format_flops(value)
 
 
 def _recurrences(fit: Fit) -> Group | None:
@@ -137,9 +133,12 @@ def _recurrences(fit: Fit) -> Group | None:
         table.add_row(
             f"{row.recurrence:g}",
             str(row.n_runs),
-            f"{gain.g:.2f}" if gain else "-",
+            gain_words(gain.g) if gain else "-",
             phi,
-            *(f"{law.parameters[name]:.3g}" if law else "-" for name in ("alpha", "beta", "E")),
+            *(
+                constant_words(law.parameters[name]) if law else "-"
+                for name in ("alpha", "beta", "E")
+            ),
             mnats(row.mean),
             f"{1e3 * row.max_abs:.1f}",
         )
@@ -160,14 +159,14 @@ def _laws(fit: Fit) -> Group | None:
     names = [f"g({r:g})" for r in levels]
     table = make_table("law", "g(r)", "R2", "RMSE", "dAICc", *names, left=2)
     for row in fit.laws:
-        delta = "-" if row.delta_aicc is None else f"{row.delta_aicc:.1f}"
-        gains = [f"{row.law.g(r):.2f}" for r in levels]
+        delta = "-" if row.delta_aicc is None else _digits(row.delta_aicc)
+        gains = [gain_words(row.law.g(r)) for r in levels]
         style = "bold" if row.key == fit.law.key else ""
         table.add_row(
             row.key,
             row.formula,
             f"{row.goodness.r2:.4f}",
-            f"{1e3 * row.goodness.rmse:.1f}",
+            _digits(1e3 * row.goodness.rmse),
             delta,
             *gains,
             style=style,
@@ -206,7 +205,7 @@ def _optima(report: FitReport) -> Group | None:
             _power(row.d_exponent, row.d_se),
             *("-" if nats is None else f"{round(nats):+d}" for nats in lost),
         )
-    note = "iso-FLOP minima; L* above that of r = 1 in mnats, by budget"
+    note = "iso-FLOP minima" + ("; L* above that of r = 1 in mnats, by budget" if shown else "")
     return section("Measured optima", table, note)
 
 
@@ -270,6 +269,11 @@ def _against(other: Against | None) -> Group | None:
         table.add_row(f"{row['recurrence']:g}", f"{row['n_runs']:g}", *miss)
     note = f"observed minus predicted, mnats; {other.convention.injection} injection"
     return section(f"Against {other.source}", table, note)
+
+
+def _digits(value: float) -> str:
+    """Write one decimal, none where there are four digits before it."""
+    return f"{value:.1f}" if abs(value) < 999.95 else f"{value:.0f}"
 
 
 def _power(exponent: float | None, error: float | None) -> str:
