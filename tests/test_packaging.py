@@ -163,6 +163,7 @@ def test_wrong_usage_ends_with_2() -> None:
         (MemoryError("9 TiB"), "not enough memory for this (9 TiB); ask for less"),
         (OverflowError("too large"), "(too large); use smaller ones"),
         (RuntimeError("boom"), "RuntimeError: boom"),
+        (ValueError("\x1b[31mréd\rfile"), "error: \\x1b[31mréd\\rfile\n"),
         (ValueError(), "ValueError"),
     ],
 )
@@ -181,6 +182,11 @@ def test_a_problem_is_one_message_and_1(
     assert message in result.stderr
     assert "Traceback" not in result.stderr
     assert ("defect in loopworth" in result.stderr) == (not str(raised) or "boom" in str(raised))
+
+
+def test_what_a_command_needs_has_no_brackets_in_its_usage() -> None:
+    usage = CliRunner().invoke(main, ["compare", "--help"]).stdout.splitlines()[0]
+    assert usage.endswith("compare [OPTIONS] BASE METHOD...")
 
 
 def test_a_command_may_choose_its_own_code(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,7 +83,12 @@ def _exit_code(run: Callable[[], Any]) -> int:
 
 
 def _say(message: str) -> None:
-    """Write a message to stderr in 80 columns; long words such as paths stay whole."""
+    """Write a message to stderr in 80 columns; long words such as paths stay whole.
+
+    Control characters, as in the name of a file or a column, are written out: they would move the
+    cursor or colour what follows.
+    """
+    message = "".join(x if x.isprintable() or x == "\n" else ascii(x)[1:-1] for x in message)
     wrap = partial(textwrap.wrap, width=_WIDTH, break_long_words=False, break_on_hyphens=False)
     lines = [part for line in message.split("\n") for part in wrap(line) or [""]]
     try:

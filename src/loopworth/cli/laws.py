@@ -148,7 +148,7 @@ def fit(
 
 
 @click.command(short_help="Compare methods with a base: change of phi, g and loss.")
-@click.argument("base", required=False)
+@click.argument("base", required=False, metavar="BASE")
 @click.argument("methods", nargs=-1, metavar="METHOD...")
 @click.option(
     "--law",
