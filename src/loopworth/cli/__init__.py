@@ -12,6 +12,10 @@ Only click is imported at the top. Every command imports what it needs inside it
 
 and named in the list of commands below, in the order of `--help`.
 
+A page goes to `loopworth.policy.print_page`, which knows pipes and closed streams; JSON goes to
+`click.echo`. Help has 80 columns, and a sentence that the list of commands would cut gets a
+`short_help`.
+
 Errors need no code in a command: the library raises ValueError with a message for the user, and
 `ErrorPolicy` turns it into `error: ...` on stderr and exit code 1. Wrong usage is click's, exit
 code 2: raise `click.BadParameter` or `click.UsageError`.
