@@ -22,7 +22,9 @@ _WHOLE = click.IntRange(min=1)
     help="The folder of the run [runs/NAME-HASH].",
 )
 @click.option("--device", default="auto", metavar="NAME", help="auto, cpu, cuda, cuda:N or mps.")
-@click.option("--threads", type=_WHOLE, metavar="N", help="CPU threads [torch's choice].")
+@click.option(
+    "--threads", type=_WHOLE, metavar="N", help="CPU threads [torch's; 1 below width 128]."
+)
 @click.option(
     "--micro-batch", "micro_batch_rows", type=_WHOLE, metavar="ROWS",
     help="Rows of a pass on one device [from the memory].",

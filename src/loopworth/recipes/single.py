@@ -15,14 +15,14 @@ def tiny() -> RunSpec:
     """Return a run of about a minute on a laptop: bytes of the built-in text, 4 recurrences.
 
     >>> tiny().model.effective_layers
-    10
+    6
     """
     model = ModelSpec(
-        64, n_prelude=1, n_recur=2, n_coda=1, recurrence=4, head_dim=32, vocab_size=320, context=64
+        64, n_prelude=1, n_recur=1, n_coda=1, recurrence=4, head_dim=32, vocab_size=320, context=64
     )
-    optim = OptimSpec(matrix_lr=0.02, batch_exponent=0.0, reference_tokens=1e6)
+    optim = OptimSpec(matrix_lr=0.02, embedding_lr=0.1, batch_exponent=0.0, reference_tokens=1e6)
     return RunSpec(
-        model, optim=optim, batch_tokens=1024, budget_flops=3e12, validation_tokens=2**16
+        model, optim=optim, batch_tokens=1024, budget_flops=2e12, validation_tokens=2**16
     )
 
 

@@ -61,7 +61,7 @@ def train(
         stop = stack.enter_context(stop_requests())
         gpu = machine.device != "cpu" and torch.cuda.is_available()
         world = stack.enter_context(join_world(gpu))
-        place = find_place(machine, run.precision, world.local_rank)
+        place = find_place(machine, run.precision, world.local_rank, width=run.model.d_model)
         stack.enter_context(numerics(place))
         tell = watch if watch is not None and world.is_first else _silent
         folder = RunFolder(Path(out), run, machine.keep)

@@ -44,12 +44,15 @@ _PEAKS = (
 )
 
 
+_NARROW = 128
+
+
 @dataclass(frozen=True, slots=True)
 class Machine:
     """How a run uses the machine it is on.
 
     device      auto (a GPU if there is one), cpu, cuda, cuda:1, mps
-    threads     CPU threads of torch; None leaves torch's number
+    threads     CPU threads of torch; None leaves torch's number, but for narrow models takes one
     micro_batch_rows   rows of a forward pass on one device; None chooses from the memory
     compile     compile the blocks; None does on a GPU
     checkpoint_activations   recompute each recurrence in the backward pass instead of keeping it
@@ -123,11 +126,14 @@ class Place:
             torch.cuda.synchronize(self.device)
 
 
-def find_place(machine: Machine, precision: str, local_rank: int = 0) -> Place:
+def find_place(
+    machine: Machine, precision: str, local_rank: int = 0, *, width: int | None = None
+) -> Place:
     """Return what a machine's choices come to here.
 
     precision   of the run: auto, float32, bfloat16
     local_rank  which GPU of several is ours
+    width       of the model: a narrow one on a CPU gets one thread
 
     Raises ValueError for a device that is not there or that lacks the precision.
 
@@ -148,7 +154,7 @@ def find_place(machine: Machine, precision: str, local_rank: int = 0) -> Place:
     return Place(
         device=device,
         name=name,
-        threads=machine.threads or torch.get_num_threads(),
+        threads=machine.threads or _threads(device, width),
         autocast=autocast,
         compile=gpu if machine.compile is None else machine.compile,
         deterministic=not gpu if machine.deterministic is None else machine.deterministic,
@@ -177,6 +183,12 @@ def _device(name: str, local_rank: int) -> torch.device:
     if device.type not in ("cpu", "mps"):
         raise ValueError(f"device={name!r} is not supported; use auto, cpu, cuda, cuda:N or mps")
     return device
+
+
+def _threads(device: torch.device, width: int | None) -> int:
+    """Return one thread for a narrow model on a CPU, where a second one waits more than it works."""
+    narrow = device.type == "cpu" and width is not None and width < _NARROW
+    return 1 if narrow else torch.get_num_threads()
 
 
 @contextmanager
