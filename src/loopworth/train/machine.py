@@ -186,7 +186,7 @@ def _device(name: str, local_rank: int) -> torch.device:
 
 
 def _threads(device: torch.device, width: int | None) -> int:
-    """Return one thread for a narrow model on a CPU, where a second one waits more than it works."""
+    """Return one thread for a narrow model on a CPU: a second one would wait more than work."""
     narrow = device.type == "cpu" and width is not None and width < _NARROW
     return 1 if narrow else torch.get_num_threads()
 

@@ -29,6 +29,9 @@ from loopworth.train.validate import Validation
 from loopworth.unroll import Unroll, flops_per_token
 
 
+_FORECAST_SECONDS = 20.0
+
+
 @dataclass(frozen=True, slots=True)
 class Measured:
     """What a step left on the device: nothing has been waited for.
@@ -69,7 +72,7 @@ class Recorder:
         peak = machine.peak_flops or peak_flops(place)
         self._peak = None if peak is None else peak * world.size
         self._pending: list[_Pending] = []
-        self._flops_told, self._rate = position.flops, 0.0
+        self._flops_told, self._rate, self._reports = position.flops, 0.0, 0
         self._file: MetricsFile | None = None
         self._trackers: list[Tracker] = []
         if world.is_first:
@@ -154,9 +157,10 @@ class Recorder:
         flops = self.flops - self._flops_told
         self._flops_told = self.flops
         rate = flops / took
-        # The rate of the forecast forgets slowly, and the first report, with its warm-up, at once.
-        self._rate = rate if self._rate == 0 or steps < self.every else self._rate
-        self._rate += 0.1 * (rate - self._rate)
+        # The forecast looks back some seconds, and drops the first report, which has the warm-up.
+        self._reports += 1
+        weight = max(1 - math.exp(-took / _FORECAST_SECONDS), 1 / max(1, self._reports - 1))
+        self._rate += weight * (rate - self._rate)
         speed = {
             "seconds": self.seconds,
             "tokens_per_second": steps * self.run.batch_tokens / took,
