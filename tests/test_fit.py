@@ -223,7 +223,7 @@ class TestOpen:
             fit(flat)
 
     def test_unknown_law(self):
-        with pytest.raises(ValueError, match=r"law 'cubic' is unknown; use one of none"):
+        with pytest.raises(ValueError, match=r"law='cubic' is unknown; use none"):
             fit("schwethelm2026", law="cubic")
 
     def test_negative_bootstrap(self):
