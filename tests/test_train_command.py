@@ -102,9 +102,7 @@ def test_what_is_wrong_is_said(spec, tmp_path, arguments, message):
     assert message in str(getattr(done.exception, "message", done.exception))
 
 
-@pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGINT, 130)]
-)
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
 def test_a_signal_ends_the_command_with_a_checkpoint_and_its_code(data, tmp_path, number, code):
     run = small_run(data, steps=2000)
     path, out = tmp_path / "long.json", tmp_path / "out"

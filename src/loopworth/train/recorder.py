@@ -28,7 +28,6 @@ from loopworth.train.trackers import TRACKERS, Tracked, Tracker
 from loopworth.train.validate import Validation
 from loopworth.unroll import Unroll, flops_per_token
 
-
 _FORECAST_SECONDS = 20.0
 
 

@@ -68,8 +68,8 @@ def run_row(
     >>> from loopworth.spec import ModelSpec
     >>> run = RunSpec(ModelSpec(640), budget_flops=1e18)
     >>> row = run_row(run, Horizon(3642, 954728448, 9.999e17), val_loss=3.1, val_bits_per_byte=1.0)
-    >>> row["n_once"], row["n_rec"], row["train_flops_per_token"]
-    (20487040, 19665920, 1047322...)
+    >>> row["n_once"], row["n_rec"], row["step"]
+    (19667840, 20485120, 3642)
     """
     model, account = run.model, ledger(run.model)
     count = account.count()
