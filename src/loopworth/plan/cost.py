@@ -8,11 +8,13 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from loopworth.findings import Finding
+from loopworth.horizon import activation_bytes
 from loopworth.ledger import ledger
 from loopworth.plan.devices import Device, device
 from loopworth.plan.plan import Plan, PlannedRun
 from loopworth.quantities import format_bytes
 from loopworth.spec import ModelSpec
+from loopworth.unroll import trained
 
 ASSUMED_UTILISATION = 0.4
 _WEIGHT, _GRADIENT = 4, 4  # bytes a parameter, float32 master weights
@@ -96,7 +98,7 @@ def _run_cost(planned: PlannedRun, rate: float) -> RunCost:
         name=planned.name,
         hours=planned.horizon.flops / rate / 3600,
         state_bytes=state,
-        activation_bytes=activation_bytes(planned.run.model),
+        activation_bytes=_activations(planned.run.model),
         checkpoint_bytes=stored,
     )
 
@@ -110,16 +112,10 @@ def _state(model: ModelSpec) -> tuple[float, float]:
     return stored + _GRADIENT * account.parameters, stored
 
 
-def activation_bytes(model: ModelSpec, bytes_per_value: int = 2) -> float:
-    """Return the bytes that one sequence keeps for the backward pass, without checkpointing.
-
-    An estimate: a differentiated layer keeps about 15 vectors of the model's width and 3 of the
-    MLP's a token, and one block of logits is there at a time.
-    """
-    layers = model.n_prelude + model.n_coda + model.gradient_visits * model.n_recur
-    values = layers * model.context * (15 * model.d_model + 3 * model.mlp_width)
+def _activations(model: ModelSpec) -> float:
+    """Return the bytes that one sequence keeps for the backward pass, with a block of logits."""
     logits = min(model.context, _LOGITS_ROWS) * model.vocab_size * 4
-    return values * bytes_per_value + logits
+    return activation_bytes(model, trained(model), 2, checkpoint=False) + logits
 
 
 def _impossible(runs: tuple[RunCost, ...], target: Device) -> list[Finding]:

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 
-from loopworth.ledger import Horizon, horizon, ledger
+from loopworth.horizon import reach
+from loopworth.ledger import Horizon, ledger
 from loopworth.quantities import format_flops
 from loopworth.spec import RunSpec
-from loopworth.unroll import mean_flops_per_token
 
 # What a run is for: a cell of the grid; plain, the model without a loop; untied, the loop's layers
 # unrolled with weights of their own.
@@ -33,7 +33,7 @@ class PlannedRun:
         'baseline-1e18-d640-r4-seed42-...'
         """
         run = self.run
-        reach = (
+        horizon = (
             format_flops(run.budget_flops)
             if run.budget_flops is not None
             else f"{run.tokens}tokens"
@@ -41,24 +41,24 @@ class PlannedRun:
             else f"{run.steps}steps"
         )
         return (
-            f"{self.study}-{reach}-d{run.model.d_model}-r{run.model.recurrence:g}-"
+            f"{self.study}-{horizon}-d{run.model.d_model}-r{run.model.recurrence:g}-"
             f"seed{run.seed}-{run.content_hash()[:8]}"
         )
 
     @property
     def train_flops_per_token(self) -> float:
         """FLOPs per training token, the mean over the steps where recurrences are drawn."""
-        return reach_of(self.run)[1]
+        return self.horizon.flops / self.horizon.tokens
 
     @property
     def horizon(self) -> Horizon:
         """Steps, tokens and FLOPs of the run."""
-        return reach_of(self.run)[0]
+        return reach(self.run)
 
     def to_json(self) -> dict[str, Any]:
         """Return the run, its counts and its horizon as plain values."""
         account = ledger(self.run.model).count()
-        reach, per_token = reach_of(self.run)
+        there = self.horizon
         return {
             "name": self.name,
             "study": self.study,
@@ -75,30 +75,12 @@ class PlannedRun:
             "n_once": account.n_once,
             "n_rec": account.n_rec,
             "n_unique": account.n_unique,
-            "train_flops_per_token": per_token,
-            "steps": reach.steps,
-            "tokens": reach.tokens,
-            "flops": reach.flops,
+            "train_flops_per_token": there.flops / there.tokens,
+            "steps": there.steps,
+            "tokens": there.tokens,
+            "flops": there.flops,
             "spec_hash": self.run.content_hash(),
         }
-
-
-def reach_of(run: RunSpec) -> tuple[Horizon, float]:
-    """Return the horizon of a run and its FLOPs per token.
-
-    Raises ValueError where a budget buys less than half a step.
-    """
-    batch = run.batch_tokens
-    fixed = run.unroll.recurrence == "fixed" and run.unroll.window == "last"
-    per_token: float = ledger(run.model).train_flops_per_token
-    if not fixed:  # the mean over the steps moves the number of steps: one more look settles it
-        steps = run.steps or (run.tokens // batch if run.tokens else None)
-        guess = steps or horizon(float(run.budget_flops or 0), per_token, batch).steps
-        per_token = mean_flops_per_token(run.model, run.unroll, run.seed, guess)
-    if run.budget_flops is not None:
-        return horizon(run.budget_flops, per_token, batch), per_token
-    steps = run.steps if run.steps is not None else max(1, round((run.tokens or 0) / batch))
-    return Horizon(steps, steps * batch, steps * batch * per_token), per_token
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,18 +16,19 @@ from typing import Any
 import torch
 
 from loopworth.data import Batches, TokenData, open_data
+from loopworth.horizon import reach
 from loopworth.model import build
 from loopworth.spec import RunSpec
 from loopworth.train.environment import environment
 from loopworth.train.events import Event, Finished, Started, Stopped, Watch
 from loopworth.train.folder import RunFolder, locked
 from loopworth.train.health import gradient_norms, state_norms
-from loopworth.train.horizon import micro_batch_rows, reach
 from loopworth.train.machine import Machine, Place, find_place, numerics
 from loopworth.train.optim import build_optimizer
 from loopworth.train.parallel import Replica, World, choose_mode, join_world
 from loopworth.train.recorder import Measured, Recorder
 from loopworth.train.result import TrainResult, run_row
+from loopworth.train.rows import micro_batch_rows
 from loopworth.train.saving import Diverged, Position, Saver
 from loopworth.train.stopping import StopRequest, stop_requests
 from loopworth.train.trackers import check_trackers
