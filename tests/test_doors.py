@@ -55,6 +55,29 @@ def test_fit_and_compare(
         function(*tables, **{"bootstrap": 0} | argument)
 
 
+@pytest.mark.parametrize("without", ["2", ["x"], [None], None, float("nan"), [True]])
+def test_recurrences_to_leave_out(without: Any) -> None:
+    with pytest.raises(ValueError, match=r"without_recurrence=.* a recurrence or several"):
+        compare(BASE, OTHER, bootstrap=0, without_recurrence=without)
+
+
+def test_one_recurrence_may_stand_alone() -> None:
+    assert compare(BASE, OTHER, bootstrap=0, without_recurrence=2).recurrences == (1.0, 4.0, 8.0)
+
+
+@pytest.mark.parametrize("read", [read_file, read_law])
+@pytest.mark.parametrize("path", [5, None, b"x", "", "a\0b"])
+def test_what_is_no_path(read: Callable[[Any], Any], path: Any) -> None:
+    with pytest.raises(ValueError, match="give the path of a file"):
+        read(path)
+
+
+@pytest.mark.parametrize("path", ["", "a\0b"])
+def test_what_is_no_name_of_a_table(path: str) -> None:
+    with pytest.raises(ValueError, match="is no path; give the path of a file"):
+        check(path)
+
+
 def test_numpy_s_integers_are_integers(table: Any) -> None:
     found = loopworth.fit(table, bootstrap=np.int64(0), seed=np.uint8(3))
     assert found.options["seed"] == 3

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from loopworth.ledger import Convention
-from loopworth.spec.checks import one_of, whole
+from loopworth.spec.checks import one_of, real, whole
 
 MOST_RESAMPLES = 100_000  # their intervals are exact to 0.3 % of their width
 
@@ -40,6 +40,19 @@ def as_key(name: str, value: object, allowed: Iterable[str]) -> str:
     """
     one_of(name, value, tuple(allowed))
     return str(value)
+
+
+def as_recurrences(name: str, value: object) -> tuple[float, ...]:
+    """Return recurrences, of which one may stand alone, as numbers.
+
+    >>> as_recurrences("without_recurrence", 2), as_recurrences("without_recurrence", [2, 4.5])
+    ((2.0,), (2.0, 4.5))
+    """
+    several = isinstance(value, Iterable) and not isinstance(value, str | bytes)
+    listed = list(value) if isinstance(value, Iterable) and several else [value]
+    return tuple(
+        real(name, each, "a recurrence or several", "such as 2 or [2, 4]") for each in listed
+    )
 
 
 def as_convention(value: object) -> Convention:

@@ -20,6 +20,10 @@ def read_file(path: str | Path, most: int = MOST_BYTES) -> bytes:
     Traceback (most recent call last):
     FileNotFoundError: [Errno 2] No such file or directory: '/no/such/file'
     """
+    if not isinstance(path, str | Path):
+        raise ValueError(f"{path!r} is of type {type(path).__name__}; give the path of a file.")
+    if not str(path) or "\0" in str(path):
+        raise ValueError(f"{str(path)!r} is no path; give the path of a file.")
     place = Path(path)
     mode = place.stat().st_mode
     # A directory passes: opening it raises the system's own error.

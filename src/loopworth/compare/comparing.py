@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from loopworth import __version__
-from loopworth.arguments import as_key, as_resamples, as_seed
+from loopworth.arguments import as_key, as_recurrences, as_resamples, as_seed
 from loopworth.compare.decomposition import Decomposition, decompose
 from loopworth.compare.draws import (
     Difference,
@@ -195,7 +195,7 @@ def compare(
     convention: Convention | None = None,
     bootstrap: int = 1000,
     seed: int = 0,
-    without_recurrence: Sequence[float] = (),
+    without_recurrence: float | Sequence[float] = (),
     all_budgets: bool = False,
     on_progress: Progress | None = None,
 ) -> Comparison:
@@ -215,6 +215,7 @@ def compare(
     (0.22, (1.0, 2.0, 4.0, 8.0))
     """
     bootstrap, seed = as_resamples(bootstrap), as_seed(seed)
+    without = as_recurrences("without_recurrence", without_recurrence)
     if as_key("law", law, GAINS) in _WITHOUT_CONSTANT:
         usable = join_words([key for key in GAINS if key not in _WITHOUT_CONSTANT], "or")
         raise ValueError(f"law {law!r} has no constant that a method could change; use {usable}")
@@ -225,7 +226,7 @@ def compare(
         [base, *listed],
         law=law,
         convention=convention,
-        without=without_recurrence,
+        without=without,
         all_budgets=all_budgets,
     )
     fits = _fits(pairing, law, bootstrap, seed, on_progress)
@@ -250,7 +251,7 @@ def compare(
             "convention": pairing.tables[0].convention.name,
             "bootstrap": bootstrap,
             "seed": seed,
-            "without_recurrence": list(without_recurrence),
+            "without_recurrence": list(without),
             "all_budgets": all_budgets,
         },
     )

@@ -72,7 +72,7 @@ def read_law(source: str | Path) -> tuple[FittedLaw, Convention]:
     >>> round(law.phi(4), 3), convention.injection
     (0.459, 'once')
     """
-    if str(source) == "published":
+    if source == "published":
         return published_law(), Convention("once")
     try:
         data = json.loads(read_file(source).decode("utf-8"))

@@ -64,10 +64,10 @@ def read_path(path: str | Path) -> RawTable:
     if str(path) == "-":
         return read_bytes(read_stdin(), name="stdin", source="standard input")
     place = Path(path)
-    if place.is_dir():
+    if str(path) and place.is_dir():
         raise IsADirectoryError(f"{path} is a directory; give the path of one table in it.")
     try:
-        content = read_file(place)
+        content = read_file(path)
     except FileNotFoundError:
         raise FileNotFoundError(f"{path} does not exist.") from None
     except OSError as error:
