@@ -1,0 +1,1 @@
+"""A sweep: many run folders, done by engines, told by what is on disk."""
