@@ -91,7 +91,7 @@ class _Training:
         self.run, self.folder, self.machine = run, folder, machine
         self.place, self.world, self.tell = place, world, tell
         self.reach = reach(run)
-        self.data = _open(run, world)
+        self.data = open_run_data(run, world)
         rows = run.batch_tokens // run.model.context
         self.batches = Batches(self.data.train, run.model.context, rows, run.data.seed)
         self.share = _share(run, rows, world)
@@ -287,7 +287,7 @@ def _claim(folder: RunFolder) -> dict[str, Any] | None:
     return folder.result()
 
 
-def _open(run: RunSpec, world: World) -> TokenData:
+def open_run_data(run: RunSpec, world: World) -> TokenData:
     """Open the data; the built-in text is prepared by one process. Refuses what does not fit."""
 
     def prepare() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -55,11 +55,13 @@ class Recorder:
     """Records the steps of a run from `position` on.
 
     `position` is then how far the recorded steps are; the loop adds what else belongs to it.
+    `clock` gives seconds: of this run alone, where a process trains several.
     """
 
     def __init__(
         self, run: RunSpec, reach: Horizon, folder: RunFolder, machine: Machine, place: Place,
         world: World, tell: Watch, position: Position,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:  # fmt: skip
         self.run, self.reach, self.world, self.tell = run, reach, world, tell
         self.flops, self.seconds = position.flops, position.seconds
@@ -79,7 +81,7 @@ class Recorder:
             tracked = Tracked(folder.path, run.content_hash(), name, config, position.step)
             self._trackers = [TRACKERS[name](tracked) for name in machine.trackers]
             self._file = MetricsFile(folder.metrics, position.step)
-        self._clock = time.perf_counter()
+        self._now, self._clock = clock, clock()
 
     def add(self, step: int, measured: Measured, unroll: Unroll, **values: float) -> None:
         """Take a step that is done, the `step`th."""
@@ -150,7 +152,7 @@ class Recorder:
 
     def _speed(self, steps: int) -> dict[str, float]:
         """Return the rates since the last flush; the first ones hold the warm-up."""
-        took = max(time.perf_counter() - self._clock, 1e-9)
+        took = max(self._now() - self._clock, 1e-9)
         self._clock += took
         self.seconds += took
         flops = self.flops - self._flops_told
@@ -171,9 +173,9 @@ class Recorder:
     def paused(self) -> Iterator[None]:
         """Flush, then leave out of the clock what is done inside."""
         self.flush()
-        start = time.perf_counter()
+        start = self._now()
         yield
-        self._clock += time.perf_counter() - start
+        self._clock += self._now() - start
 
     @property
     def position(self) -> Position:

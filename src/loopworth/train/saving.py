@@ -152,7 +152,9 @@ class Saver:
     def note_changes(self, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
         """Say what is no longer the same, where a resumed run is equal to rounding only."""
         changed = [
-            f"{name} {before[name]} -> {now[name]}" for name in before if before[name] != now[name]
+            f"{name} {value} -> {now.get(name)}"
+            for name, value in before.items()
+            if value != now.get(name)
         ]
         if changed:
             self.tell(
