@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from loopworth.plan import Plan, PlannedRun
+from loopworth.spec import RunSpec
 from loopworth.sweep.claim import Claim, HeldError, living_owner
 from loopworth.sweep.files import read_object, refusal, write_json, write_whole
 
@@ -85,6 +86,10 @@ class Cell:
             flops=there.flops,
             spec=planned.run.to_json(),
         )
+
+
+class OtherRunError(ValueError):
+    """The folder of a run holds another run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,21 +167,20 @@ class SweepFolder:
     def prepare(self, cell: Cell) -> Path:
         """Return the folder of a run with its spec in it, ready for `loopworth run`.
 
-        A spec that is damaged is written anew, since plan.json has it.
+        A spec that is damaged is written anew, since plan.json has it. Raises OtherRunError where
+        the folder is another run's, and ValueError where it cannot be written.
         """
         place = self.run_path(cell)
-        spec = place / SPEC
         try:
             place.mkdir(parents=True, exist_ok=True)
-            damaged = not isinstance(json.loads(spec.read_bytes()), dict)
-        except FileNotFoundError:
-            damaged = True
-        except ValueError:
-            damaged = True
+            there = RunSpec.from_json((place / SPEC).read_text(encoding="utf-8"))
+        except (FileNotFoundError, ValueError):
+            write_json(place / SPEC, cell.spec)
         except OSError as problem:
             raise refusal(place, problem) from problem
-        if damaged:
-            write_json(spec, cell.spec)
+        else:
+            if there.content_hash() != cell.hash:
+                raise OtherRunError(f"{place / SPEC} is of another run; move the folder away")
         return place
 
     def started(self) -> set[str]:

@@ -134,7 +134,8 @@ class LocalEngine:
         process = slot.process
         assert process is not None
         assert process.stdout is not None
-        self._selector.unregister(process.stdout)
+        with suppress(KeyError, ValueError):  # it was interrupted here before
+            self._selector.unregister(process.stdout)
         code = process.wait()
         for stream in (process.stdout, process.stdin):
             if stream is not None:

@@ -26,14 +26,15 @@ EXIT_STOPPED = 75  # EX_TEMPFAIL: nothing is wrong, do it again
 class Worker:
     """Does the runs whose folders come in, one after another, until the input ends.
 
-    work   trains one        lost   is told where another process took over a folder
+    source   folders come in from there, unbuffered      answers   go there
+    work     trains one      lost   is told where another process took over a folder
 
     A run that fails leaves the worker alive where the failure was foreseen (ValueError, OSError);
     any other may have left torch in a bad state, so the worker ends after its answer, with code 1.
     """
 
     def __init__(
-        self, source: IO[str], answers: IO[str], work: Work, lost: Callable[[str], None]
+        self, source: IO[bytes], answers: IO[str], work: Work, lost: Callable[[str], None]
     ) -> None:
         self._source, self._answers = source, answers
         self._work, self._lost = work, lost
@@ -91,9 +92,12 @@ class _StoppedIdleError(Exception):
     pass
 
 
-def private_stdout() -> IO[str]:
-    """Return the standard output for answers alone: what else prints goes to standard error."""
+def private_streams() -> tuple[IO[bytes], IO[str]]:
+    """Return input and output for the launcher alone: what else prints goes to standard error.
+
+    The input has no buffer, whose lock a thread would still hold when the process ends.
+    """
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     sys.stdout = sys.stderr
-    return answers
+    return open(0, "rb", buffering=0, closefd=False), answers

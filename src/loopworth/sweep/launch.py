@@ -1,0 +1,250 @@
+"""The launcher: hands runs to an engine until all are done, and reads from disk how they ended.
+
+It may be killed at any moment, and started again: it knows nothing that is not on disk.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+
+from loopworth.sweep.engines import Engine, Resources
+from loopworth.sweep.files import probe
+from loopworth.sweep.folder import STOP, Cell, OtherRunError, SweepFolder
+from loopworth.sweep.run import Look, State, give_up, look
+
+ATTEMPTS = 3  # deaths in a row, without a new checkpoint, after which a run has failed
+_POLL_SECONDS = 0.5
+_RECHECK_SECONDS = 2.0  # runs that others hold, and failed ones that may have been forgiven
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A run came to an end: complete, failed, or to be done again (stopped)."""
+
+    cell: Cell
+    state: State
+    look: Look
+    done: int
+    total: int
+    words: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A run was handed to the engine."""
+
+    cell: Cell
+
+
+Happening = Ended | Begun
+Tell = Callable[[Happening], None]
+
+
+@dataclass(slots=True)
+class Launcher:
+    """Brings a sweep to its end on one engine; the caller holds the sweep (`SweepFolder.hold`).
+
+    attempts   deaths of a run's process, in a row and without a new checkpoint, that are borne
+    tell       is told what happens       idle   is called about twice a second, to draw a board
+    """
+
+    sweep: SweepFolder
+    engine: Engine
+    resources: Resources
+    attempts: int = ATTEMPTS
+    tell: Tell | None = None
+    idle: Callable[[], None] | None = None
+    _queue: list[Cell] = field(default_factory=list)
+    _submitted: dict[Path, Cell] = field(default_factory=dict)
+    _aside: list[Cell] = field(default_factory=list)  # failed, or held by others
+    _attempts: dict[str, int] = field(default_factory=dict)  # as last seen on disk
+    _unborn: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    _begun: bool = False
+    _done: int = 0
+    _checked: float = 0.0
+    _asked: int = 0
+
+    def go(self) -> bool:
+        """Work until no run is left that can be done; return whether it came to that.
+
+        False where it was asked to stop: by SIGTERM, SIGINT, or the file that `sweep stop` writes.
+        Raises ValueError where no run can be started, or nothing can be written any more.
+        """
+        self._sort_out()
+        with self._signals():
+            try:
+                while self._queue or self._submitted or self._held():
+                    if self._asked or self._wanted_to_stop():
+                        self.engine.cancel()
+                        self._settle(frozenset(), {})
+                        return False
+                    self._fill()
+                    seen = self.engine.poll(_POLL_SECONDS)
+                    self._settle(seen.alive, seen.words)
+                    self._recheck()
+                    if self.idle is not None:
+                        self.idle()
+                return True
+            except KeyboardInterrupt:
+                raise  # the second Ctrl-C: what is at work goes on from its last checkpoint
+            except BaseException:
+                self.engine.cancel()
+                raise
+            finally:
+                self.engine.close()
+
+    @property
+    def signalled(self) -> int:
+        """The signal that ended it; 0 is none."""
+        return self._asked
+
+    def _sort_out(self) -> None:
+        """Read how every run is, and line up those that are to be done."""
+        started = self.sweep.started()
+        for cell in self.sweep.cells:
+            found = self._look(cell) if cell.name in started else Look("waiting")
+            self._attempts[cell.name], state = found.attempts, found.state
+            if state == "complete":
+                self._done += 1
+            elif state in ("failed", "running"):
+                self._aside.append(cell)
+            else:
+                self._queue.append(cell)
+        self._queue = in_order(self._queue)
+
+    def _look(self, cell: Cell) -> Look:
+        return look(self.sweep.run_path(cell), cell.run_id)
+
+    def _fill(self) -> None:
+        """Give the engine as many runs as it takes."""
+        cells = [self._queue.pop(0) for _ in range(min(self.engine.room(), len(self._queue)))]
+        ready = {path: cell for cell in cells if (path := self._prepared(cell)) is not None}
+        if not ready:
+            return
+        self.engine.submit(list(ready), self.resources)
+        self._submitted |= ready
+        for cell in ready.values():
+            self._say(Begun(cell))
+
+    def _prepared(self, cell: Cell) -> Path | None:
+        """Return the folder of a run, ready to be started; None where it is another run's."""
+        try:
+            return self.sweep.prepare(cell).absolute()
+        except OtherRunError as problem:
+            self._fail(cell, str(problem))
+            return None
+
+    def _fail(self, cell: Cell, error: str) -> None:
+        give_up(self.sweep.run_path(cell), error)
+        self._ended(cell, "")
+
+    def _settle(self, alive: Iterable[Path], words: Mapping[Path, str]) -> None:
+        """Find out how the runs ended that are no longer alive."""
+        for path in self._submitted.keys() - set(alive):
+            self._ended(self._submitted.pop(path), words.get(path, ""))
+
+    def _ended(self, cell: Cell, words: str) -> None:
+        found = self._look(cell)
+        born = found.attempts > self._attempts[cell.name] or found.state == "complete"
+        self._begun |= born
+        self._attempts[cell.name] = found.attempts
+        if found.state == "complete":
+            self._done += 1
+        elif found.state == "failed":
+            probe(self.sweep.path)  # a full disk would fail every other run as well
+            self._aside.append(cell)
+        elif found.state == "running":
+            self._aside.append(cell)  # another process has it
+        elif not (self._asked or self._wanted_to_stop()):
+            found = self._again(cell, found, words, born)
+        self._say(Ended(cell, found.state, found, self._done, len(self.sweep.cells), words))
+
+    def _again(self, cell: Cell, found: Look, words: str, born: bool) -> Look:
+        """Line up a run whose process is gone, or give it up where that happens again and again."""
+        probe(self.sweep.path)
+        deaths = found.lost
+        if not born:
+            self._unborn[cell.name] += 1
+            deaths = max(deaths, self._unborn[cell.name])
+            if not self._begun and sum(self._unborn.values()) >= self.attempts:
+                raise ValueError(f"no run could be started: {words or 'no process said why'}")
+        if deaths < self.attempts:
+            self._queue.insert(0, cell)
+            return found
+        how = words or "its process died without a word"
+        give_up(self.sweep.run_path(cell), f"{how}; {deaths} times in a row")
+        self._aside.append(cell)
+        return self._look(cell)
+
+    def _wanted_to_stop(self) -> bool:
+        return (self.sweep.path / STOP).exists()
+
+    def _held(self) -> bool:
+        """Return whether another process works on a run of this sweep."""
+        return any(self._look(cell).state == "running" for cell in self._aside)
+
+    def _recheck(self) -> None:
+        """Take back what others have let go, and what was forgiven."""
+        if time.monotonic() - self._checked < _RECHECK_SECONDS:
+            return
+        self._checked = time.monotonic()
+        for cell in list(self._aside):
+            state = self._look(cell).state
+            if state in ("running", "failed"):
+                continue
+            self._aside.remove(cell)
+            if state == "complete":
+                self._done += 1
+            else:
+                self._queue.append(cell)
+
+    def _say(self, happening: Happening) -> None:
+        if self.tell is not None:
+            self.tell(happening)
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        """Take SIGTERM and Ctrl-C as a wish to stop; a second Ctrl-C does not wait."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def asked(number: int, _frame: FrameType | None) -> None:
+            if self._asked == signal.SIGINT == number:
+                raise KeyboardInterrupt
+            self._asked = number
+
+        before = {
+            number: signal.signal(number, asked) for number in (signal.SIGTERM, signal.SIGINT)
+        }
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def in_order(cells: Iterable[Cell]) -> list[Cell]:
+    """Return runs in the order in which they should be done.
+
+    All budgets move on together, so that a law can be fitted early, the dear ones a little ahead,
+    so that the last run to end is a cheap one and no worker waits long.
+    """
+    budgets: dict[float, list[Cell]] = defaultdict(list)
+    for cell in cells:
+        budgets[cell.budget].append(cell)
+    groups = [budgets[budget] for budget in sorted(budgets, reverse=True)]
+    placed = [
+        ((rank + k / len(groups)) / len(group), k, rank, cell)
+        for k, group in enumerate(groups)
+        for rank, cell in enumerate(sorted(group, key=lambda cell: -cell.flops))
+    ]
+    return [cell for *_, cell in sorted(placed, key=lambda entry: entry[:3])]
