@@ -5,7 +5,7 @@ import pytest
 
 from loopworth import fit, load_runs
 from loopworth.law.identify import identify, identify_findings
-from loopworth.law.intervals import profile
+from loopworth.law.profiles import profile
 from loopworth.law.rivals import make_problem
 from loopworth.law.solve import optimise
 

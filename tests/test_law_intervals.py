@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,18 +18,17 @@ from loopworth.law.intervals import (
     Bootstrap,
     block_bootstrap,
     bootstrap_interval,
-    profile,
     resample_cells,
-    sandwich,
 )
 from loopworth.law.joint import GAIN, Problem
-from loopworth.law.solve import optimise, polish
+from loopworth.law.profiles import profile, sandwich
+from loopworth.law.solve import optimise, polish, seed_grid
 from loopworth.ledger import Convention
 from loopworth.runs import RunTable, load_runs
 
 RUNS = load_runs("schwethelm2026")
 ONES = np.ones(len(RUNS))
-HALF_CHI_SQUARE = 1.959964**2
+CHI_SQUARE = 1.959964**2
 
 
 def problem_of(runs: RunTable, key: str = "power") -> Problem:
@@ -234,22 +234,41 @@ def test_blocks_cover_the_truth_where_single_runs_do_not() -> None:
 # The sandwich
 
 
+def plain_slope(sizes: list[float], constants: int) -> float:
+    """Return the mean of psi' of repeated residual sizes: the kernel integrated numerically."""
+    kept = sorted(sizes)[constants:]
+    width = 2.34 * 1.4826 * kept[(len(kept) - 1) // 2] * len(kept) ** -0.2
+    share = 0.0
+    for size in kept:
+        u = np.linspace(-1, 1, 4001)
+        inside = np.abs(size + width * u) <= DELTA
+        share += float((0.75 * (1 - u**2) * inside).sum() * (u[1] - u[0]))
+    return share / len(kept)
+
+
 def plain_sandwich(problem: Problem, theta: np.ndarray, cells: np.ndarray, w: np.ndarray) -> Any:
     """Return the standard errors and the deviance scale, run by run."""
     jacobian = problem.jacobian(theta[None])[0].T
     residual = problem.log_prediction(theta[None])[0] - problem.log_loss
     size = jacobian.shape[1]
-    bread, inside = np.zeros((size, size)), 0.0
-    scores = {int(cell): np.zeros(size) for cell in cells}
+    bread = np.zeros((size, size))
+    sizes: list[float] = []
+    scores: dict[int, np.ndarray] = {}
     for run in range(len(residual)):
+        if not w[run]:
+            continue
         bread += w[run] * np.outer(jacobian[run], jacobian[run])
-        inside += w[run] * (abs(residual[run]) <= DELTA)
+        sizes += [abs(float(residual[run]))] * int(w[run])
         score = max(-DELTA, min(DELTA, residual[run]))
-        scores[int(cells[run])] += w[run] * score * jacobian[run]
-    bread *= inside / w.sum()
-    inverse = np.linalg.inv(bread)
-    variance = inverse @ sum(np.outer(s, s) for s in scores.values()) @ inverse
-    return np.sqrt(np.diag(variance)), np.diag(inverse) / np.diag(variance)
+        cell = int(cells[run])
+        scores[cell] = scores.get(cell, np.zeros(size)) + w[run] * score * jacobian[run]
+    inverse = np.linalg.inv(bread * plain_slope(sizes, size))
+    blocks, runs = len(scores), len(sizes)
+    meat = sum(np.outer(s, s) for s in scores.values())
+    meat = meat * blocks / (blocks - 1) * (runs - 1) / (runs - size)
+    variance = np.diag(inverse @ meat @ inverse)
+    narrower = (norm.ppf(0.975) / student.ppf(0.975, blocks - 1)) ** 2
+    return np.sqrt(variance), narrower * np.diag(inverse) / variance
 
 
 @pytest.mark.parametrize("seed", [None, 0, 1])
@@ -257,8 +276,8 @@ def test_the_sandwich_equals_plain_loops(seed: int | None) -> None:
     weights = ONES if seed is None else resample_cells(RUNS.cells, 1, seed)[0]
     spread = sandwich(PROBLEM, OPTIMUM.theta, RUNS.cells, weights)
     error, scale = plain_sandwich(PROBLEM, OPTIMUM.theta, RUNS.cells, weights)
-    np.testing.assert_allclose(spread.standard_error, error, rtol=1e-4)
-    np.testing.assert_allclose(spread.deviance_scale, scale, rtol=1e-4)
+    np.testing.assert_allclose(spread.standard_error, error, rtol=1e-3)
+    np.testing.assert_allclose(spread.deviance_scale, scale, rtol=1e-3)
 
 
 def test_the_sandwich_is_about_as_wide_as_the_bootstrap() -> None:
@@ -306,13 +325,44 @@ def test_the_profile_interval_ends_where_the_deviance_says(parameter: str) -> No
     for end in (low, high):
         found = reference().descend(OPTIMUM.theta[None], {column: end})
         deviance = 2 * (found.objective[0] - OPTIMUM.objective) * scale
-        assert deviance == pytest.approx(HALF_CHI_SQUARE, rel=0.05)
+        assert deviance == pytest.approx(CHI_SQUARE, rel=0.05)
 
 
 def test_the_profile_interval_of_phi_agrees_with_the_block_interval() -> None:
     low, high = profile(PROBLEM, OPTIMUM.theta, "phi", RUNS.cells).interval
     assert low == pytest.approx(0.39, abs=0.03)
     assert high == pytest.approx(0.48, abs=0.03)
+
+
+@pytest.mark.parametrize(("noise", "sweeps"), [(0.001, 60), (0.005, 60), (0.01, 60), (0.1, 40)])
+def test_the_profile_covers_the_truth_at_any_noise(noise: float, sweeps: int) -> None:
+    # At 0.1 nats next to no residual is within delta; a scale from those that are covers 70 %.
+    rng = np.random.default_rng([round(1e6 * noise), 116])
+    truth = OPTIMUM.theta
+    loss = np.exp(PROBLEM.log_prediction(truth[None])[0])
+    covered = 0
+    for _ in range(sweeps):
+        log_loss = np.log(loss + noise * rng.standard_normal(len(loss)))
+        problem = replace(PROBLEM, log_loss=log_loss)
+        starts = truth[None]
+        if noise > 0.05:
+            starts = np.concatenate([starts, seed_grid(problem)[::8]])
+        found = polish(problem, starts)
+        theta = found.theta[int(np.argmin(found.objective))]
+        held = np.concatenate([starts, theta[None]])
+        held[:, GAIN] = truth[GAIN]
+        rise = polish(problem, held, fixed=[GAIN]).objective.min() - found.objective.min()
+        scale = sandwich(problem, theta, RUNS.cells, ONES).deviance_scale[GAIN]
+        covered += 2 * rise * scale < CHI_SQUARE
+    assert covered / sweeps >= 0.87
+
+
+def test_an_exact_table_has_a_spread_of_nothing() -> None:
+    loss = PROBLEM.log_prediction(OPTIMUM.theta[None])[0]
+    exact = replace(PROBLEM, log_loss=loss)
+    spread = sandwich(exact, OPTIMUM.theta, RUNS.cells, ONES)
+    assert np.isfinite(spread.standard_error).all()
+    assert (spread.standard_error < 1e-9).all()
 
 
 def test_a_parameter_that_changes_nothing_has_an_open_interval() -> None:

@@ -127,7 +127,7 @@ def test_doubts(resamples: int, lost: int, cells: int, codes: list[str]) -> None
 def test_doubts_name_the_table_where_there_are_several() -> None:
     (finding,) = resample_findings([("a", boot_of(100)), ("b", boot_of(100, 5))], 24)
     assert "of b did not" in finding.message
-    assert "profile interval is no substitute" in finding.remedy
+    assert "profile interval beside it" in finding.remedy
 
 
 @pytest.mark.parametrize("resamples", [1, 2, 39])

@@ -11,8 +11,8 @@ import numpy as np
 
 from loopworth.findings import Finding, join_words
 from loopworth.law.gain import FloatArray
-from loopworth.law.intervals import sandwich
 from loopworth.law.joint import GAIN, SCALE_PARAMETERS, Problem
+from loopworth.law.profiles import sandwich
 from loopworth.law.solve import Optimum
 from loopworth.runs import RunTable
 

@@ -15,8 +15,6 @@ from loopworth.law.gain import GAINS
 from loopworth.law.identify import identify, identify_findings
 from loopworth.law.intervals import (
     Bootstrap,
-    Profile,
-    profile,
     resample_cells,
 )
 from loopworth.law.joint import GAIN, Problem
@@ -28,6 +26,7 @@ from loopworth.law.leaveout import (
     outlier_findings,
     outlying_rows,
 )
+from loopworth.law.profiles import Profile, profile
 from loopworth.law.result import Estimate, Fit
 from loopworth.law.rivals import (
     ConventionRow,

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from loopworth.findings import Finding, join_words
 from loopworth.law.gain import FloatArray
-from loopworth.law.intervals import COVERAGE, Spread, profile, sandwich
+from loopworth.law.intervals import COVERAGE
 from loopworth.law.joint import GAIN, SCALE_PARAMETERS, Problem
+from loopworth.law.profiles import Spread, profile, sandwich
 from loopworth.law.solve import polish
 
 TRADE_OFF = 0.9

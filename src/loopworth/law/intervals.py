@@ -1,4 +1,4 @@
-"""Intervals: the block bootstrap over (budget, recurrence) cells and the profile of one parameter.
+"""Intervals from the block bootstrap over (budget, recurrence) cells.
 
 Runs of one cell share what the law misses there, so they are resampled together; a bootstrap of
 single runs is about 1.6 times too narrow on the table of arXiv 2604.21106.
@@ -26,10 +26,10 @@ FEWEST_RESAMPLES = 40
 """The least resamples that have a run in each 2.5 % tail; fewer give no interval."""
 
 _STANDARD = NormalDist()
-_NORMAL = _STANDARD.inv_cdf(0.5 + COVERAGE / 2)  # 1.96; its square is the chi-square threshold
+NORMAL = _STANDARD.inv_cdf(0.5 + COVERAGE / 2)
+"""Half a 95 % interval in standard deviations, 1.96; its square is the chi-square threshold."""
+
 _SPARE_SEEDS = 8  # seeds of the grid for the few resamples that look unsolved
-_PROFILE_POINTS = 25
-_PROFILE_REACH = 5.0  # standard errors on either side
 
 
 @dataclass(frozen=True)
@@ -78,9 +78,9 @@ def bootstrap_interval(values: FloatArray, estimate: float, blocks: int) -> Inte
     below = float((kept < estimate).mean() + 0.5 * (kept == estimate).mean())
     spare = 0.5 / len(kept)
     shift = 2 * _STANDARD.inv_cdf(min(max(below, spare), 1 - spare))
-    levels = [_STANDARD.cdf(shift - _NORMAL), _STANDARD.cdf(shift + _NORMAL)]
+    levels = [_STANDARD.cdf(shift - NORMAL), _STANDARD.cdf(shift + NORMAL)]
     low, high = np.quantile(kept, levels)
-    wider = t_quantile(0.5 + COVERAGE / 2, blocks - 1) / _NORMAL
+    wider = t_quantile(0.5 + COVERAGE / 2, blocks - 1) / NORMAL
     least, most = float(kept.min()), float(kept.max())
     left = max(estimate - wider * (estimate - float(low)), least)
     right = min(estimate + wider * (float(high) - estimate), most)
@@ -125,8 +125,8 @@ def block_bootstrap(
     if second_look:
         low = np.broadcast_to(_low_gain(problem, starts[0]), starts.shape)
         others = polish(problem, np.roll(best.theta, 1, axis=0), weights, on_progress=on_progress)
-        others, _ = _better(others, polish(problem, low, weights, on_progress=on_progress))
-        best, improved = _better(best, others)
+        others, _ = better(others, polish(problem, low, weights, on_progress=on_progress))
+        best, improved = better(best, others)
         agreeing = 1.0 - float(improved.mean())
     on_box = ((best.theta <= problem.lower) | (best.theta >= problem.upper)).any(axis=1)
     doubtful = np.flatnonzero(~best.converged | on_box)
@@ -146,7 +146,7 @@ def _low_gain(problem: Problem, theta: FloatArray) -> FloatArray:
     return found
 
 
-def _better(one: Solution, two: Solution) -> tuple[Solution, NDArray[np.bool_]]:
+def better(one: Solution, two: Solution) -> tuple[Solution, NDArray[np.bool_]]:
     """Return the lower of two solutions row by row, and where the second was lower by more."""
     merged = _merge(one, two, np.arange(len(one.theta)))
     return merged, two.objective < one.objective * (1 - 1e-7)
@@ -161,109 +161,3 @@ def _merge(best: Solution, tried: Solution, rows: NDArray[np.intp]) -> Solution:
     theta[taken], objective[taken] = tried.theta[lower], tried.objective[lower]
     converged[taken], steps[taken] = tried.converged[lower], tried.steps[lower]
     return Solution(theta, objective, converged, steps)
-
-
-@dataclass(frozen=True)
-class Profile:
-    """The objective with one parameter held: its values, and the deviance that they cost.
-
-    `deviance` is 2 (O(value) - O(optimum)), scaled so that its curvature matches the
-    cluster-robust variance; `interval` is where it stays below 3.84. An end is None where it
-    stays so up to the box.
-    """
-
-    parameter: str
-    values: FloatArray
-    deviance: FloatArray
-    interval: tuple[float | None, float | None]
-
-
-@dataclass(frozen=True)
-class Spread:
-    """Cluster-robust standard errors at an optimum (p,), and how much the objective overstates."""
-
-    standard_error: FloatArray
-    deviance_scale: FloatArray
-
-
-def sandwich(
-    problem: Problem, theta: FloatArray, cells: NDArray[np.integer], weights: FloatArray
-) -> Spread:
-    """Return the cluster-robust spread of each parameter, infinite where it is not identified.
-
-    With J the Jacobian of log loss and psi the Huber score, the variance is K^-1 M K^-1, where K is
-    J^T J times the mean of psi' and M sums the outer products of the cells' scores (White's
-    estimator by cluster). `deviance_scale` is K^-1 over the variance on the diagonal: it adjusts a
-    working likelihood for dependence (Chandler and Bate 2007, Biometrika 94, 167).
-    """
-    jacobian = problem.jacobian(theta[None])[0]  # (p, n)
-    residual = problem.log_prediction(theta[None])[0] - problem.log_loss
-    inside = np.abs(residual) <= problem.delta
-    psi = weights * np.clip(residual, -problem.delta, problem.delta)
-    # At least one run's worth: a fit that leaves nothing inside delta still has a curvature.
-    curvature = max(float((weights * inside).sum()), 1.0) / float(weights.sum())
-    scale = np.sqrt((weights * jacobian**2).sum(axis=1))
-    scale = np.where(scale > 0, scale, 1.0)
-    scaled = jacobian / scale[:, None]
-    values, vectors = np.linalg.eigh((scaled * weights) @ scaled.T)
-    usable = values > 1e-13 * values.max()
-    inverse = (vectors[:, usable] / values[usable]) @ vectors[:, usable].T / curvature
-    scores = np.zeros((len(scale), int(cells.max()) + 1))
-    np.add.at(scores.T, cells, (scaled * psi).T)
-    variance = np.einsum("ij,jk,ik->i", inverse, scores @ scores.T, inverse)
-    hidden = (vectors[:, ~usable] ** 2).sum(axis=1) > 1e-6
-    error = np.where(hidden, np.inf, np.sqrt(variance) / scale)
-    ratio = np.where(hidden | (variance <= 0), 1.0, np.diag(inverse) / np.maximum(variance, 1e-300))
-    return Spread(error, ratio)
-
-
-def profile(
-    problem: Problem,
-    theta: FloatArray,
-    parameter: str,
-    cells: NDArray[np.integer],
-    weights: FloatArray | None = None,
-) -> Profile:
-    """Return the profile of one parameter around the optimum `theta` (p,).
-
-    All values are solved as one batch, then again from their neighbours' solutions, so that the
-    curve is a lower envelope.
-    """
-    column = problem.names.index(parameter)
-    ones = np.ones(len(problem)) if weights is None else weights
-    spread = sandwich(problem, theta, cells, ones)
-    low, high = float(problem.lower[column]), float(problem.upper[column])
-    reach = _PROFILE_REACH * min(float(spread.standard_error[column]), (high - low) / 10)
-    near = theta[column] + reach * np.linspace(-1, 1, _PROFILE_POINTS)
-    far = np.linspace(low, high, _PROFILE_POINTS)
-    values = distinct(np.clip(np.concatenate([near, far]), low, high))
-    starts = np.tile(theta, (len(values), 1))
-    starts[:, column] = values
-    best = polish(problem, starts, ones, fixed=[column])
-    for shift in (1, -1):
-        again = np.roll(best.theta, shift, axis=0)
-        again[:, column] = values
-        best, _ = _better(best, polish(problem, again, ones, fixed=[column]))
-    least = float(problem.objective(theta[None], ones)[0])
-    deviance = 2 * np.maximum(best.objective - least, 0.0) * spread.deviance_scale[column]
-    interval = _crossings(values, deviance, float(theta[column]))
-    return Profile(parameter, values, deviance, interval)
-
-
-def _crossings(
-    values: FloatArray, deviance: FloatArray, estimate: float
-) -> tuple[float | None, float | None]:
-    """Return where the deviance first exceeds its threshold below and above the estimate."""
-
-    def first(side: NDArray[np.bool_], order: int) -> float | None:
-        # The root of the deviance is nearly straight, so interpolation between points is exact.
-        x = np.concatenate([[estimate], values[side][::order]])
-        root = np.concatenate([[0.0], np.sqrt(deviance[side][::order])])
-        above = np.flatnonzero(root > _NORMAL)
-        if not len(above):
-            return None
-        k = above[0]
-        share = (_NORMAL - root[k - 1]) / (root[k] - root[k - 1])
-        return float(x[k - 1] + share * (x[k] - x[k - 1]))
-
-    return first(values < estimate, -1), first(values > estimate, 1)

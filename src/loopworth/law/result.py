@@ -13,8 +13,9 @@ from loopworth.law.fitted import FittedLaw
 from loopworth.law.gain import FloatArray
 from loopworth.law.heldout import HeldOutRow
 from loopworth.law.identify import Identification
-from loopworth.law.intervals import Bootstrap, Interval, Profile
+from loopworth.law.intervals import Bootstrap, Interval
 from loopworth.law.leaveout import FitWithout, InfluenceTable
+from loopworth.law.profiles import Profile
 from loopworth.law.rivals import ConventionRow, GainRow, HalfRow, LawRow, RecurrenceRow
 from loopworth.law.untested import UntestedRow
 from loopworth.ledger import Convention

@@ -121,9 +121,8 @@ def resample_findings(
                 "warning",
                 f"{lost:.1%} of the resamples {f'of {name} ' if name else ''}did not converge and "
                 "are left out of the intervals.",
-                remedy="Add budgets or recurrences: more cells steady the bootstrap. A profile "
-                "interval is no substitute, since it is too narrow where runs scatter by several "
-                "mnats.",
+                remedy="Add budgets or recurrences: more cells steady the bootstrap. "
+                "`loopworth fit` gives a profile interval beside it, which resamples nothing.",
             )
     if kept >= FEWEST_RESAMPLES and cells < FEW_CELLS:
         yield Finding(

@@ -9,7 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from loopworth.law.intervals import Interval, Profile
+from loopworth.law.intervals import Interval
+from loopworth.law.profiles import Profile
 from loopworth.report.figures.constants import (
     Constant,
     constants_of,

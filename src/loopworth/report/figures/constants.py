@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loopworth.law import Estimate, Fit
-from loopworth.law.intervals import Bootstrap, Profile
+from loopworth.law.intervals import Bootstrap
 from loopworth.law.joint import GAIN
+from loopworth.law.profiles import Profile
 from loopworth.quantities import format_count, format_interval
 
 FloatArray = NDArray[np.float64]
