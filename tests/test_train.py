@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from loopworth.data import Batches, open_folder
-from loopworth.horizon import reach
 from loopworth.ledger import ledger
 from loopworth.model import build
+from loopworth.reach import reach
 from loopworth.runs import load_runs
 from loopworth.spec import UnrollSpec
 from loopworth.train import (

@@ -8,11 +8,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from loopworth.findings import Finding
-from loopworth.horizon import activation_bytes
 from loopworth.ledger import ledger
 from loopworth.plan.devices import Device, device
 from loopworth.plan.plan import Plan, PlannedRun
 from loopworth.quantities import format_bytes
+from loopworth.reach import activation_bytes
 from loopworth.spec import ModelSpec
 from loopworth.unroll import trained
 

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 
-from loopworth.horizon import reach
 from loopworth.ledger import Horizon, ledger
 from loopworth.quantities import format_flops
+from loopworth.reach import reach
 from loopworth.spec import RunSpec
 
 # What a run is for: a cell of the grid; plain, the model without a loop; untied, the loop's layers

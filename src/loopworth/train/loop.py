@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from loopworth.data import Batches, TokenData, open_data
-from loopworth.horizon import reach
 from loopworth.model import build
+from loopworth.reach import reach
 from loopworth.spec import RunSpec
 from loopworth.train.environment import environment
 from loopworth.train.events import Event, Finished, Started, Stopped, Watch

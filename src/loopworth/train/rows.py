@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from loopworth.horizon import activation_bytes
+from loopworth.reach import activation_bytes
 from loopworth.spec import RunSpec
 from loopworth.spec.checks import divisors, listed
 from loopworth.train.machine import Place

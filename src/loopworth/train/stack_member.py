@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from loopworth.data import Batches, TokenData
-from loopworth.horizon import reach
 from loopworth.model import build
+from loopworth.reach import reach
 from loopworth.train.events import Finished, Started, Watch
 from loopworth.train.folder import RunFolder
 from loopworth.train.machine import Machine, Place
