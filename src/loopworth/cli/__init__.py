@@ -28,6 +28,8 @@ from loopworth.cli.account import ledger
 from loopworth.cli.data import data
 from loopworth.cli.laws import check, compare, fit
 from loopworth.cli.plans import plan
+from loopworth.cli.running import run
+from loopworth.cli.sweeps import sweep
 from loopworth.cli.training import train
 from loopworth.policy import ErrorPolicy
 
@@ -64,7 +66,7 @@ def main() -> None:
     """
 
 
-for command in (check, fit, compare, ledger, plan, data, train):
+for command in (check, fit, compare, ledger, plan, data, train, run, sweep):
     main.add_command(command)
 
 

@@ -93,7 +93,7 @@ def train(
         click.echo(json.dumps(run.to_json(), indent=2))
         return
     place = out or folder or Path("runs") / f"{name}-{run.content_hash()[:8]}"
-    result = _train(run, place, {"compile": compiled, **_saving(save_every), **machine}, quiet)
+    result = _train(run, place, {"compile": compiled, **saving(save_every), **machine}, quiet)
     speaks = os.environ.get("RANK", "0") == "0"  # torchrun starts this command several times
     if as_json and speaks:
         click.echo(json.dumps(result.to_json(), indent=2))
@@ -118,7 +118,7 @@ def _train(run: Any, out: Path, choices: dict[str, Any], quiet: bool) -> Any:
             progress.close()
 
 
-def _saving(text: str) -> dict[str, Any]:
+def saving(text: str) -> dict[str, Any]:
     """Read steps, or a duration, into the two fields of a machine."""
     from loopworth.quantities import parse_duration
 

@@ -120,7 +120,26 @@ class SweepFolder:
         self.path = Path(path)
         self.name, self.purpose = self.path.name, ""
         self.cells: tuple[Cell, ...] = ()
-        self._read()
+        self.read()
+
+    def read(self) -> None:
+        """Read plan.json again."""
+        place = self.path / PLAN
+        try:
+            found = read_object(place)
+            if found is None:
+                return
+            if found.get("format") != _FORMAT:
+                raise ValueError(f"{place} is no plan of a sweep")
+            self.name, self.purpose = str(found["name"]), str(found["purpose"])
+            self.cells = tuple(Cell(**cell) for cell in found["runs"])
+        except (KeyError, TypeError) as problem:
+            raise ValueError(f"{place} is damaged: {problem}") from None
+        except ValueError as problem:
+            raise ValueError(
+                f"{problem}. The runs are whole: move the file away and start the same recipe "
+                "with the same folder again"
+            ) from None
 
     @property
     def exists(self) -> bool:
@@ -220,24 +239,6 @@ class SweepFolder:
                 f"{self.path} has no {PLAN} but holds {', '.join(foreign[:3])}; name a new folder "
                 "for the sweep"
             )
-
-    def _read(self) -> None:
-        place = self.path / PLAN
-        try:
-            found = read_object(place)
-            if found is None:
-                return
-            if found.get("format") != _FORMAT:
-                raise ValueError(f"{place} is no plan of a sweep")
-            self.name, self.purpose = str(found["name"]), str(found["purpose"])
-            self.cells = tuple(Cell(**cell) for cell in found["runs"])
-        except (KeyError, TypeError) as problem:
-            raise ValueError(f"{place} is damaged: {problem}") from None
-        except ValueError as problem:
-            raise ValueError(
-                f"{problem}. The runs are whole: move the file away and start the same recipe "
-                "with the same folder again"
-            ) from None
 
     def _write(self) -> None:
         """Write the plan, a run a line."""

@@ -5,6 +5,7 @@ It may be killed at any moment, and started again: it knows nothing that is not 
 
 from __future__ import annotations
 
+import json
 import signal
 import threading
 import time
@@ -15,10 +16,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
+from loopworth.plan import Plan
+from loopworth.spec import RunSpec
+from loopworth.spec.checks import hint
 from loopworth.sweep.engines import Engine, Resources
-from loopworth.sweep.files import probe
-from loopworth.sweep.folder import STOP, Cell, OtherRunError, SweepFolder
-from loopworth.sweep.run import Look, State, give_up, look
+from loopworth.sweep.files import probe, write_whole
+from loopworth.sweep.folder import STOP, Cell, Grown, OtherRunError, SweepFolder
+from loopworth.sweep.run import Look, State, forgive, give_up, look
 
 ATTEMPTS = 3  # deaths in a row, without a new checkpoint, after which a run has failed
 _POLL_SECONDS = 0.5
@@ -248,3 +252,85 @@ def in_order(cells: Iterable[Cell]) -> list[Cell]:
         for rank, cell in enumerate(sorted(group, key=lambda cell: -cell.flops))
     ]
     return [cell for *_, cell in sorted(placed, key=lambda entry: entry[:3])]
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """How a launch ended: whether all was tried that can be done, and the signal that ended it."""
+
+    to_the_end: bool
+    signal: int
+    grown: Grown | None
+
+
+def run_sweep(
+    sweep: SweepFolder,
+    engine: Engine,
+    resources: Resources,
+    *,
+    plan: Plan | None = None,
+    foreign: bool = False,
+    attempts: int = ATTEMPTS,
+    tell: Tell | None = None,
+    idle: Callable[[], None] | None = None,
+) -> Launched:
+    """Do the runs of a plan in a sweep's folder, or what is left of them.
+
+    plan   is added to the sweep first (see `SweepFolder.grow`); None takes the sweep as it is
+
+    Raises HeldError where another launcher lives, ValueError where the data cannot be opened or
+    nothing can be started or written.
+    """
+    if plan is None:
+        sweep.require()
+    with sweep.hold(engine=engine.name, workers=engine.room()):
+        (sweep.path / STOP).unlink(missing_ok=True)
+        sweep.read()  # another launcher may have added runs since it was opened
+        grown = None if plan is None else sweep.grow(plan, foreign=foreign)
+        prepare_data(sweep)
+        launcher = Launcher(sweep, engine, resources, attempts, tell, idle)
+        return Launched(launcher.go(), launcher.signalled, grown)
+
+
+def prepare_data(sweep: SweepFolder) -> None:
+    """Open the data of every run once: the built-in text is prepared by one process, not by many.
+
+    Raises ValueError where it cannot be opened, before anything is started.
+    """
+    from loopworth.data import open_data
+
+    sources = {json.dumps(cell.spec["data"], sort_keys=True): cell.spec for cell in sweep.cells}
+    for spec in sources.values():
+        open_data(RunSpec.from_json(spec).data)
+
+
+def forgive_failed(sweep: SweepFolder, names: Iterable[str] = ()) -> list[Cell]:
+    """Let the runs that failed be done again, or those of them that are named; return them.
+
+    Raises ValueError for a name that is no run of the sweep.
+    """
+    known = {cell.name: cell for cell in sweep.cells}
+    chosen = list(names)
+    for name in chosen:
+        if name not in known:
+            raise ValueError(f"{name!r} is no run of {sweep.path}; {hint(name, list(known))}")
+    started = sweep.started()
+    cells = [known[name] for name in chosen or known if name in started]
+    failed = [cell for cell in cells if look(sweep.run_path(cell), cell.run_id).state == "failed"]
+    for cell in failed:
+        forgive(sweep.run_path(cell))
+    return failed
+
+
+def stop_launcher(sweep: SweepFolder) -> bool:
+    """Ask the launcher of a sweep to save and stop, and wait for it; False where there is none."""
+    if sweep.launcher() is None:
+        return False
+    place = sweep.path / STOP
+    write_whole(place, b"")
+    try:
+        while sweep.launcher() is not None:
+            time.sleep(0.2)
+    finally:
+        place.unlink(missing_ok=True)
+    return True

@@ -1,4 +1,4 @@
-"""How a sweep is, read from its folder: every run, what was spent, what is left, and for how long."""
+"""How a sweep is, read from its folder: every run, what was spent, what is left, how long yet."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def _eta(runs: Iterable[RunStatus], workers: int) -> float | None:
         if run.state in ("waiting", "running", "stopped"):
             seconds, flops = next(rates[key] for key in _likeness(run.cell) if key in rates)
             left.append(seconds / flops * run.cell.flops * (1 - run.share))
-    return max(sum(left) / workers, max(left)) if left else 0.0
+    return max(sum(left) / workers, *left) if left else 0.0
 
 
 def _likeness(cell: Cell) -> tuple[tuple[float, ...], ...]:

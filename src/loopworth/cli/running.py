@@ -1,0 +1,137 @@
+"""The command that does the run in a folder, and the worker that does many: run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from loopworth.cli.options import as_json, quiet
+from loopworth.cli.training import EXIT_STOPPED, saving
+from loopworth.policy import EXIT_INTERRUPTED
+
+_WHOLE = click.IntRange(min=1)
+
+
+@click.command(short_help="Do the run in a folder, or what is left of it.")
+@click.argument(
+    "folder", metavar="DIR", type=click.Path(file_okay=False, path_type=Path), required=False
+)
+@click.option("--worker", is_flag=True, help="Do many: folders come in on stdin, as JSON lines.")
+@click.option(
+    "--threads", type=_WHOLE, metavar="N", help="CPU threads [torch's; 1 below width 128]."
+)
+@click.option("--device", default="auto", metavar="NAME", help="auto, cpu, cuda, cuda:N or mps.")
+@click.option(
+    "--save-every", metavar="STEPS|TIME", default="10min", help="Checkpoint [10min; also 500, 1h]."
+)
+@as_json
+@quiet
+@click.pass_context
+def run(
+    ctx: click.Context, /, folder: Path | None, worker: bool, threads: int | None, device: str,
+    save_every: str, as_json: bool, quiet: bool,
+) -> None:  # fmt: skip
+    """Do the run in DIR, or what is left of it.
+
+    DIR holds spec.json, as in a sweep. A complete run returns at once; an interrupted one goes on
+    from its last checkpoint, on one process bit for bit; one that a living process works on is
+    refused, also where that is on another machine. status.json says how it went.
+
+    \b
+    Examples:
+      loopworth run sweeps/paper/runs/baseline-1e18-d640-r4-seed42-0a1b2c3d
+
+    \b
+    Exit codes: 0 complete, 1 refused or failed (the message says why),
+    2 wrong usage, 75 stopped by SIGTERM or SIGUSR1 with a checkpoint,
+    130 the same by Ctrl-C.
+    """
+    if worker == (folder is not None):
+        raise click.UsageError("Give either DIR, or --worker.")
+    machine = {"threads": threads, "device": device, **saving(save_every)}
+    if worker:
+        ctx.exit(_serve(machine))
+    assert folder is not None
+    ctx.exit(_run_one(folder, machine, as_json, quiet))
+
+
+def _serve(machine: dict[str, Any]) -> int:
+    """Do the runs that a launcher hands in."""
+    import faulthandler
+
+    from loopworth.sweep.worker import Worker, private_streams
+
+    faulthandler.enable()  # a crash leaves its place in the worker's log
+    source, answers = private_streams()
+    return Worker(source, answers, _Trainer(machine, None), _lost).serve()
+
+
+def _run_one(folder: Path, machine: dict[str, Any], as_json: bool, quiet: bool) -> int:
+    import json
+    import os
+
+    from loopworth.report.train_text import TrainProgress, result_page
+    from loopworth.sweep.files import read_object
+    from loopworth.sweep.run import run_folder
+
+    progress = None if quiet else TrainProgress()
+    work = _Trainer(machine, progress)
+    if os.environ.get("RANK", "0") != "0":  # torchrun: the first process speaks for all
+        from loopworth.spec import RunSpec
+
+        spec = RunSpec.from_json((folder / "spec.json").read_text(encoding="utf-8"))
+        return 0 if work(spec, folder) else EXIT_STOPPED
+    try:
+        state = run_folder(folder, work, _lost)
+    finally:
+        if progress is not None:
+            progress.close()
+    row = read_object(folder / "result.json") if state == "complete" else None
+    if as_json:
+        click.echo(json.dumps({"state": state, "out": str(folder), "result": row}, indent=2))
+    elif row is not None:
+        click.echo(result_page(str(folder), row))
+    if state == "complete":
+        return 0
+    return EXIT_INTERRUPTED if work.reason == "SIGINT" else EXIT_STOPPED
+
+
+class _Trainer:
+    """Trains runs on a machine that is measured once."""
+
+    def __init__(self, machine: dict[str, Any], watch: Any) -> None:
+        self.machine, self.watch = machine, watch
+        self.reason: str | None = None
+
+    def __call__(self, spec: Any, path: Path) -> bool:
+        """Train a run in its folder; say whether it is complete."""
+        from loopworth.train import Machine, train
+
+        if "peak_flops" not in self.machine:
+            self.machine["peak_flops"] = self._peak()
+        result = train(spec, path, Machine(**self.machine), self.watch)
+        self.reason = result.reason
+        return result.complete
+
+    def _peak(self) -> float | None:
+        """Return the peak of a CPU, which training would else measure for every run."""
+        import torch
+
+        from loopworth.train.machine import measured_gemm
+
+        accelerated = torch.cuda.is_available() or torch.backends.mps.is_available()
+        if self.machine["device"] not in (("cpu",) if accelerated else ("auto", "cpu")):
+            return None
+        if self.machine["threads"]:
+            torch.set_num_threads(self.machine["threads"])
+        return measured_gemm()
+
+
+def _lost(message: str) -> None:
+    """End at once where another process has taken the folder: two must not write to it."""
+    import os
+
+    click.echo(f"error: {message}; this one ends", err=True)
+    os._exit(EXIT_STOPPED)
