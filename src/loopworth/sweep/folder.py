@@ -133,12 +133,12 @@ class SweepFolder:
                 raise ValueError(f"{place} is no plan of a sweep")
             self.name, self.purpose = str(found["name"]), str(found["purpose"])
             self.cells = tuple(Cell(**cell) for cell in found["runs"])
-        except (KeyError, TypeError) as problem:
-            raise ValueError(f"{place} is damaged: {problem}") from None
-        except ValueError as problem:
+        except (KeyError, TypeError, ValueError) as problem:
+            known = isinstance(problem, ValueError)
+            what = problem if known else f"{place} is damaged: it lacks {problem}"
             raise ValueError(
-                f"{problem}. The runs are whole: move the file away and start the same recipe "
-                "with the same folder again"
+                f"{what}. The runs are whole: move the file away and start the same recipe with "
+                "the same folder again"
             ) from None
 
     @property

@@ -1,0 +1,58 @@
+"""kill -9 of launcher and workers at random moments: the table is that of an undisturbed sweep."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from loopworth.sweep.folder import SweepFolder
+from sweep_kills import children, kill_at_random
+from sweep_runs import HERE, launch, plan, table, with_seeds
+from train_runs import make_data, train_here, untimed
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return make_data(tmp_path_factory.mktemp("data"))
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_the_table_of_a_killed_sweep_is_that_of_an_undisturbed_one(data, tmp_path, seed):
+    made = with_seeds(data, *range(12))
+    undisturbed, killed = SweepFolder(tmp_path / "undisturbed"), SweepFolder(tmp_path / "killed")
+    launch(undisturbed, made)
+    killed.grow(made)
+    command = [sys.executable, str(HERE / "sweep_runs.py"), str(killed.path), "1000"]
+    assert sum(kill_at_random(killed, command, 6, seed, 0.7).values()) > 1
+    assert table(killed) == table(undisturbed)
+    left = [path.name for path in killed.path.glob("runs/*/claim")] + [
+        path.name for path in killed.path.iterdir() if path.name in ("launcher", "stop")
+    ]
+    assert left == []
+
+
+def test_real_training_survives_the_death_of_its_worker(data, tmp_path):
+    made = plan(data, budgets=[2e9], widths=[16])
+    undisturbed, killed = SweepFolder(tmp_path / "undisturbed"), SweepFolder(tmp_path / "killed")
+    undisturbed.grow(made)
+    killed.grow(made)
+    for cell, planned in zip(undisturbed.cells, made.runs, strict=True):
+        train_here(planned.run, undisturbed.run_path(cell))
+    command = [
+        sys.executable, "-m", "loopworth", "sweep", "start", "--out", str(killed.path), "-q",
+        "--workers", "1", "--device", "cpu", "--save-every", "5", "--json",
+    ]  # fmt: skip
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as launcher:
+        while not list(killed.path.glob("runs/*/checkpoint/step-*")):
+            assert launcher.poll() is None
+        for worker in children(launcher.pid):
+            os.kill(worker, signal.SIGKILL)
+        shown = json.loads(launcher.communicate()[0])
+    assert launcher.returncode == 0
+    assert shown["counts"]["complete"] == 2
+    assert (killed.path / "runs.csv").read_text() == table(undisturbed)
+    for cell in killed.cells:
+        assert untimed(killed.run_path(cell)) == untimed(undisturbed.run_path(cell))
