@@ -169,10 +169,9 @@ def _keep(cells: Sequence[Cell], index: Sequence[int]) -> Tensor | None:
 
 @dataclass(slots=True)
 class _Loop:
-    """What the seams of one forward pass need: e, its share of what enters, the lanes, states."""
+    """What the seams of one forward pass need and leave: what e adds, gains, lanes, states."""
 
-    e: Tensor
-    shares: Tensor | None
+    shares: tuple[Tensor, Tensor] | None
     recur: Tensor
     lanes: dict[int, Tensor] = field(default_factory=dict)
     states: list[Tensor] = field(default_factory=list)
@@ -184,7 +183,7 @@ class StackedModel:
     banks    leaves with gradients, by name: matrices and vectors (`MATRICES`, `VECTORS`)
     vectors  the one flat tensor that the banks of vectors are views of, and `vector_gradients`
 
-    Raises ValueError for what a stack cannot do; see `loopworth.plan.stacking`.
+    Cells with one kind of injection lie beside each other; what fits: `plan.stacking`.
     """
 
     def __init__(self, models: Sequence[LoopedTransformer], rows: int) -> None:
@@ -192,7 +191,8 @@ class StackedModel:
         self.cells, spec = place_cells(specs), specs[0]
         self.n_tokens = models[0].head.n_tokens
         self.shape = Shape.of(spec.n_heads, rows, models[0].cosine_TC, models[0].sine_TC)
-        self.banks, self.vectors, self.vector_gradients = _make_banks(self.cells)
+        dtype = models[0].embedding.dtype
+        self.banks, self.vectors, self.vector_gradients = _make_banks(self.cells, dtype)
         for cell, model in zip(self.cells, models, strict=True):
             self._load(cell, model)
         self.groups = _matrix_groups(self.cells)
@@ -246,7 +246,7 @@ class StackedModel:
         first, last = spec.n_prelude, spec.n_prelude + len(self._seams) - 1
         for index in range(last + spec.n_coda + 1):
             if first <= index <= last:
-                loop = loop or _Loop(x, self._shares(x), g_recur)
+                loop = loop or _Loop(self._shares(x), g_recur)
                 x = self._pass_seam(x, loop, self._seams[index - first])
             if index < len(qkv):
                 x = layer(x, qkv[index], o[index], up[index], down[index], self.shape)
@@ -268,16 +268,16 @@ class StackedModel:
         size = self.cells[0].spec.vocab_size
         return torch.arange(0, len(self.cells) * size, size)[:, None]
 
-    def _shares(self, e: Tensor) -> Tensor | None:
-        """Return W_e e of the cells with a linear injection, which every recurrence adds."""
+    def _shares(self, e: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Return W_e e of the cells with a linear injection, which every recurrence adds, and W_s.
+
+        Such cells lie beside each other.
+        """
         if not self._linear:
             return None
-        width = e.shape[1]
-        return torch.bmm(self.banks["inject"][..., :width], e[self._range(self._linear)])
-
-    @staticmethod
-    def _range(cells: Sequence[Cell]) -> slice:
-        return slice(cells[0].position, cells[-1].position + 1)
+        of_e, of_state = self.banks["inject"].split(e.shape[1], dim=-1)
+        here = slice(self._linear[0].position, self._linear[-1].position + 1)
+        return torch.bmm(of_e, e[here]), of_state
 
     def _pass_seam(self, x: Tensor, loop: _Loop, segments: Sequence[_Segment]) -> Tensor:
         """Close and open the recurrences that end and begin between two layers."""
@@ -311,8 +311,8 @@ class StackedModel:
         assert loop.shares is not None
         start = self._linear[0].position
         here = slice(segment.slice.start - start, segment.slice.stop - start)
-        weight = self.banks["inject"][here, :, x.shape[1] :]
-        return torch.baddbmm(loop.shares[here], weight, x)
+        of_e, of_state = loop.shares
+        return torch.baddbmm(of_e[here], of_state[here], x)
 
     def _pass_lanes(self, x: Tensor, loop: _Loop, segment: _Segment) -> Tensor:
         """Update the lanes of each cell with what its block gave; return what enters next."""
@@ -368,7 +368,9 @@ def _sizes(states: Sequence[Tensor]) -> Tensor:
     return torch.stack((size_SN.mean(-1), size_SN.amax(-1)), dim=-1)
 
 
-def _make_banks(cells: Sequence[Cell]) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+def _make_banks(
+    cells: Sequence[Cell], dtype: torch.dtype
+) -> tuple[dict[str, Tensor], Tensor, Tensor]:
     """Return the banks without values, and the flat tensors behind vectors and their gradients."""
     spec = cells[0].spec
     count, layers = len(cells), cells[-1].first + len(cells[-1].layers)
@@ -386,10 +388,12 @@ def _make_banks(cells: Sequence[Cell]) -> tuple[dict[str, Tensor], Tensor, Tenso
     }
     shapes = {name: shape for name, shape in shapes.items() if torch.Size(shape).numel()}
     banks = {
-        name: torch.empty(shapes[name]).requires_grad_() for name in MATRICES if name in shapes
+        name: torch.empty(shapes[name], dtype=dtype).requires_grad_()
+        for name in MATRICES
+        if name in shapes
     }
     sizes = [torch.Size(shapes[name]).numel() for name in VECTORS if name in shapes]
-    flat, gradients = torch.empty(sum(sizes)), torch.zeros(sum(sizes))
+    flat, gradients = (torch.zeros(sum(sizes), dtype=dtype) for _ in range(2))
     names = [name for name in VECTORS if name in shapes]
     for name, part, slope in zip(names, flat.split(sizes), gradients.split(sizes), strict=True):
         banks[name] = part.detach().view(shapes[name]).requires_grad_()

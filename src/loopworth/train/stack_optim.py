@@ -41,7 +41,7 @@ class StackedOptimizer:
     @torch.no_grad()
     def step(self, step: int, factors: Sequence[float]) -> None:
         """Move all parameters in step `step`, counted from 0; `factors` multiply the rates."""
-        factors_C = torch.tensor(factors)
+        factors_C = torch.tensor(factors, dtype=self._model.vectors.dtype)
         self._step_matrices(factors_C)
         self._step_vectors(step, factors_C)
 
@@ -112,7 +112,7 @@ class StackedOptimizer:
         """Return the norm of the gradient of each group, (C), and of all; see `health`."""
         model, count = self._model, len(self._model.cells)
         squares: dict[str, Tensor] = {
-            name: torch.zeros(count) for name in ("matrix_once", "matrix_loop")
+            name: model.vectors.new_zeros(count) for name in ("matrix_once", "matrix_loop")
         }
         for name, bank in self._matrices.items():
             assert bank.grad is not None
@@ -126,7 +126,7 @@ class StackedOptimizer:
         gains = _square_sums(banks["gains"])
         squares["norm"].index_add_(0, model.owner_U, gains)
         if "lanes" in banks:
-            squares["injection"] = torch.zeros(count).index_add_(
+            squares["injection"] = model.vectors.new_zeros(count).index_add_(
                 0, model.owner_lanes, banks["lanes"].square()
             )
         squares["all"] = torch.stack(list(squares.values())).sum(0)
@@ -159,9 +159,9 @@ def _matrix_rates(model: StackedModel, peaks: Sequence[_Peaks]) -> dict[str, tup
     for name, groups in model.groups.items():
         bank = model.banks[name]
         owner_K = torch.zeros(bank.shape[:-2], dtype=torch.int64)
-        peak_K = torch.zeros(bank.shape[:-2])
+        peak_K = bank.new_zeros(bank.shape[:-2])
         for group, rows, owners in groups:
-            values = torch.tensor([peaks[i][group] for i in owners.tolist()])
+            values = bank.new_tensor([peaks[i][group] for i in owners.tolist()])
             extra = (1,) * (peak_K.ndim - 1)
             owner_K[rows] = owners.view(-1, *extra).expand(-1, *peak_K.shape[1:])
             peak_K[rows] = values.view(-1, *extra).expand(-1, *peak_K.shape[1:])
@@ -172,7 +172,7 @@ def _matrix_rates(model: StackedModel, peaks: Sequence[_Peaks]) -> dict[str, tup
 def _vector_rates(model: StackedModel, peaks: Sequence[_Peaks]) -> tuple[Tensor, Tensor]:
     """Return which cell a number of the vectors is of, and its peak rate, (P) both."""
     owner_P = torch.zeros(model.vectors.shape, dtype=torch.int64)
-    peak_P = torch.zeros(model.vectors.shape)
+    peak_P = torch.zeros_like(model.vectors)
     owners, rates = model.vector_banks(owner_P), model.vector_banks(peak_P)
     for cell, peak in zip(model.cells, peaks, strict=True):
         for view in cell.views(owners).values():
