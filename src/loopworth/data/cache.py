@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 import secrets
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 from loopworth.data.docstrings import DocstringsSource, inventory_key
 from loopworth.data.prepare import Tell, build
@@ -41,6 +43,12 @@ def _build(source: DocstringsSource, folder: Path, data: DataSpec, tell: Tell | 
     build(source, folder, data, on_progress=tell)
 
 
+@cache
+def _installed() -> dict[str, Any]:
+    """Return what is installed: found once a process, since many small runs may open the text."""
+    return DocstringsSource().inventory
+
+
 def prepared_docstrings(
     data: DataSpec,
     cache: Path | None = None,
@@ -53,15 +61,15 @@ def prepared_docstrings(
     Prepared on first use, which parses the packages and takes about half a minute. The folder is
     named by all that decides its content: versions and files of the packages, and the spec.
     """
-    source = source or DocstringsSource()
+    inventory = _installed() if source is None else source.inventory
     tokenizer = data.tokenizer
     if Path(tokenizer).is_file():  # a tokenizer.json counts by its content
         tokenizer = inventory_key(Path(tokenizer).read_text(encoding="utf-8"))
-    key = inventory_key(source.inventory, tokenizer, data.validation, data.seed)
+    key = inventory_key(inventory, tokenizer, data.validation, data.seed)
     folder = cache_folder(cache) / f"docstrings-{key}"
     if not (folder / SIDECAR).is_file():
         try:
-            _build(source, folder, data, on_progress)
+            _build(source or DocstringsSource(), folder, data, on_progress)
         except PermissionError as problem:
             raise ValueError(
                 f"{folder.parent} cannot be written ({problem.strerror}); set LOOPWORTH_CACHE to a "
