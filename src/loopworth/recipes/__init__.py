@@ -10,13 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from loopworth.plan import Plan, PlannedRun
-from loopworth.recipes import paper
+from loopworth.recipes import laptop, paper
 from loopworth.spec import DataSpec, RunSpec
 from loopworth.spec.checks import hint
 
 Recipe = Callable[[DataSpec], Plan]
 
 RECIPES: dict[str, Recipe] = {
+    "laptop": laptop.laptop,
+    "laptop-preview": laptop.preview,
+    "laptop-thorough": laptop.thorough,
     "paper": paper.paper,
     "paper-truncated": paper.truncated,
     "paper-hyperconnections": paper.hyperconnections,
