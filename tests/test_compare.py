@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from law_reference import Reference, run_columns
 from loopworth.compare import Comparison, Difference, compare
@@ -15,7 +17,7 @@ from loopworth.compare.draws import LawFit, difference, fit_table
 from loopworth.compare.pairing import pair
 from loopworth.law import FittedLaw, fit
 from loopworth.law.gain import make_gain
-from loopworth.law.intervals import bootstrap_interval
+from loopworth.law.intervals import bootstrap_interval, probability_positive
 from loopworth.law.joint import GAIN, Problem
 from loopworth.law.solve import optimise
 from loopworth.ledger import Convention
@@ -95,7 +97,28 @@ class TestDifference:
         assert found.ci95 is not None
         blocks = one.bootstrap.blocks
         np.testing.assert_allclose(found.ci95, bootstrap_interval(kept, 0.3, blocks))
-        assert found.p_positive == pytest.approx((kept > 0).mean())
+        # 0.3 lies above most of the values, so the interval leans upwards, and so does its level.
+        assert (kept > 0).mean() < found.p_positive < 0.975
+        assert found.ci95[0] < 0
+
+    @given(st.floats(-1.0, 1.0), st.floats(0.02, 2.0), st.integers(40, 400), st.integers(0, 50))
+    def test_the_sign_is_sure_exactly_where_the_interval_leaves_out_0(
+        self, centre: float, spread: float, count: int, seed: int
+    ) -> None:
+        rng = np.random.default_rng(seed)
+        values = centre + spread * rng.standard_normal(count)
+        estimate = centre + 0.5 * spread * rng.standard_normal()
+        for blocks in (4, 24):
+            low, high = bootstrap_interval(values, estimate, blocks) or (0.0, 0.0)
+            sure = probability_positive(values, estimate, blocks)
+            assert sure is not None
+            assert (sure >= 0.975) == (low > 0)
+            assert (sure <= 0.025) == (high < 0)
+            assert probability_positive(-values, -estimate, blocks) == pytest.approx(1 - sure)
+
+    def test_values_that_are_all_0_favour_neither_sign(self) -> None:
+        assert probability_positive(np.zeros(50), 0.0, 10) == pytest.approx(0.5)
+        assert probability_positive(np.zeros(39), 0.0, 10) is None
 
     def test_draws_follow_the_valley_of_the_estimate(self) -> None:
         paired = pair([BASE, TRUNCATED], law="power")
@@ -121,7 +144,6 @@ class TestDifference:
         assert method.delta_phi is not None
         assert finding.evidence["phi"]["estimate"] == method.delta_phi.estimate
         assert finding.evidence["phi"]["ci95"][0] <= method.delta_phi.ci95[0]
-        assert finding.evidence["phi"]["p_positive"] <= method.delta_phi.p_positive
 
     def test_a_method_that_is_the_base_changes_nothing(self) -> None:
         (method,) = compare(BASE, BASE, bootstrap=50).methods
@@ -269,6 +291,52 @@ class TestSimulated:
                 assert abs(row.parts["width"].estimate) < 0.02 * abs(row.change.estimate)
 
 
+# What no run at r = 1 leaves open
+
+
+class TestUnanchored:
+    @pytest.mark.parametrize("law", ["power", "log", "bounded"])
+    def test_only_what_the_form_of_the_law_identifies_is_given(self, law: str) -> None:
+        found = compare(BASE, HYPER, law=law, bootstrap=0, without_recurrence=1)
+        (method,) = found.methods
+        assert method.delta
+        assert method.delta_g == method.decomposition == ()
+        assert method.variants is None
+        (finding,) = (x for x in method.findings if x.code == "no_unlooped_runs")
+        assert finding.severity == "warning"
+        assert "baseline_lower and hyperconnections have no runs at r = 1" in finding.message
+        assert not any("g(" in x.message for x in (*found.findings, *method.findings))
+        assert "by" in method.sentence
+
+    def test_a_free_gain_is_refused(self) -> None:
+        with pytest.raises(ValueError, match=r"no runs at r = 1.*g\(2\), g\(4\) and g\(8\)"):
+            compare(BASE, HYPER, law="free", bootstrap=0, without_recurrence=1)
+
+    def test_one_table_without_them_is_enough(self) -> None:
+        (method,) = compare(BASE, HYPER.select(HYPER.recurrence > 1), bootstrap=0).methods
+        assert method.variants is None
+        (finding,) = (x for x in method.findings if x.code == "no_unlooped_runs")
+        assert finding.message.startswith("hyperconnections has no runs at r = 1")
+
+
+class TestUnlooped:
+    def test_another_loss_of_one_unlooped_model_is_said(self) -> None:
+        shift = np.where(BASE.recurrence == 1, 0.02, 0.0)
+        found = compare(BASE, with_loss(BASE, BASE.val_loss + shift), bootstrap=0)
+        (finding,) = (x for x in found.findings if x.code == "unlooped_runs_differ")
+        assert "differ by 20.0 mnats (+20.0 on average over 20 runs)" in finding.message
+        assert finding.evidence["mean"] == pytest.approx(0.02)
+
+    def test_another_unlooped_model_and_shared_runs_are_not(self) -> None:
+        columns = BASE.to_columns()
+        columns.pop("row")
+        wider = np.where(BASE.recurrence == 1, 1.3, 1.0)
+        plain = {name: columns[name] for name in ("recurrence", "tokens", "val_loss", "n_once")}
+        other = load_runs({**plain, "n_rec": BASE.n_rec * wider, "budget_flops": BASE.budget_flops})
+        assert "unlooped_runs_differ" not in codes(compare(BASE, other, bootstrap=0).findings)
+        assert "unlooped_runs_differ" not in codes(compare(BASE, HYPER, bootstrap=0).findings)
+
+
 # What is refused, and what is said
 
 
@@ -283,6 +351,9 @@ class TestRefusals:
             ((BASE, HYPER.select(HYPER.recurrence == 1)), "too few|do not identify"),
             ((BASE.select(BASE.recurrence == 4), HYPER), "do not identify phi"),
             (("schwethelm2062", HYPER), "schwethelm2026"),
+            ((BASE, with_loss(HYPER, np.full(len(HYPER), 2.7))), "83 runs of .* the same loss"),
+            ((with_loss(BASE, np.full(len(BASE), 2.7)), HYPER), "80 runs of .* the same loss"),
+            ((BASE, HYPER.select(HYPER.rows < 3)), "2 runs at r = "),
         ],
     )
     def test_tables(self, arguments: tuple[Any, Any], words: str) -> None:

@@ -76,7 +76,7 @@ class TestText:
         text = " ".join(page.split())
         assert "[budgets_left_out] 36 runs of schwethelm2026" in text
         assert text.count("[phi_depends_on_recurrence]") == 3
-        assert text.count("Loop or training is open") == 2
+        assert text.count("these runs do not say: another A describes them better than") == 2
 
     @pytest.mark.parametrize("law", ["free", "bounded", "log"])
     def test_other_laws_fit_the_page(self, law):

@@ -102,3 +102,57 @@ def test_a_wide_interval_is_weak_without_a_trade_off():
     assert "wide" in verdicts["phi"].reason
     (finding,) = identify_findings(found)
     assert finding.severity == "warning"
+
+
+# Noise, and what no run at r = 1 leaves open
+
+
+def noisy(nats, seed=3):
+    rng = np.random.default_rng(seed)
+    loss = np.exp(PROBLEM.log_prediction(THETA[None])[0]) + nats * rng.standard_normal(len(TABLE))
+    names = ("n_once", "n_rec", "recurrence", "tokens", "budget_flops")
+    return load_runs({name: getattr(TABLE, name) for name in names} | {"val_loss": loss})
+
+
+def test_noise_that_hides_phi_is_said_and_phi_is_not_read_alone():
+    result = fit(noisy(0.15), bootstrap=100)
+    verdicts = {x.name: x.verdict for x in result.identification.constants}
+    assert verdicts["phi"] == "weak"
+    (finding,) = (x for x in result.findings if x.code == "noise_hides_phi")
+    assert finding.severity == "warning"
+    assert "Do not quote phi" in finding.remedy
+    assert finding.evidence["rmse"] > 0.1
+    assert not any("phi can be read alone" in x.message for x in result.findings)
+
+
+def test_little_noise_hides_nothing():
+    codes = {x.code for x in fit(noisy(0.01), bootstrap=100).findings}
+    assert not codes & {"noise_hides_phi", "phi_hardly_known"}
+
+
+def test_a_bootstrap_interval_that_is_wide_makes_phi_weak():
+    wide = identify(PROBLEM, THETA, TABLE.cells, (), {"phi": (-0.52, 0.43)})
+    (phi,) = (x for x in wide.constants if x.name == "phi")
+    assert phi.verdict == "weak"
+    assert "-0.52 to 0.43" in phi.reason
+
+
+def test_a_free_gain_without_unlooped_runs_is_refused_by_name():
+    looped = TABLE.select(TABLE.recurrence > 1)
+    result = fit(looped, "free", bootstrap=0)
+    assert result.gain == {}
+    assert result.parameters["A"] is None
+    assert result.parameters["E"] is not None
+    (finding,) = (x for x in result.findings if x.code == "not_identified")
+    assert "A, g(2), g(4) and g(8)" in finding.message
+    assert "predicts at these recurrences stand" in finding.message
+
+
+def test_under_power_it_says_what_phi_rests_on():
+    result = fit(TABLE.select(TABLE.recurrence > 1), bootstrap=0)
+    assert result.phi is not None
+    assert result.phi_by_recurrence == ()
+    assert "free" not in {row.key for row in result.laws}
+    (finding,) = (x for x in result.findings if x.code == "no_unlooped_runs")
+    assert "rests on the form r^phi" in finding.message
+    assert not any("phi(r) = " in x.message for x in result.findings)

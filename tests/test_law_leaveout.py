@@ -254,3 +254,23 @@ class TestHeldOut:
         ]
         assert rms(made, "budget", "power") == pytest.approx(math.sqrt((0.09 + 3 * 0.01) / 4))
         assert rms(made, "budget", "free") is None
+
+
+def test_a_run_that_moves_phi_by_nothing_is_not_named():
+    exact = np.exp(PROBLEM.log_prediction(THETA[None])[0]) + 1e-6 * np.sin(np.arange(len(TABLE)))
+    names = ("n_once", "n_rec", "recurrence", "tokens", "budget_flops")
+    result = fit(
+        load_runs({x: getattr(TABLE, x) for x in names} | {"val_loss": exact}), bootstrap=0
+    )
+    assert result.influence.runs[0].share > 0.25  # a large share of nothing
+    assert result.influence.influential == ()
+    assert "influential_runs" not in {x.code for x in result.findings}
+
+
+def test_a_bias_within_the_scatter_is_no_drift():
+    def row(bias):
+        return HeldOutRow("rolling", "power", 1e18, 60, 16, bias, 0.1, 1.5)
+
+    (finding,) = leaveout_findings(None, [row(-0.08), row(-0.06)], "power")
+    assert finding.code == "extrapolation_drifts"
+    assert not list(leaveout_findings(None, [row(-0.08), row(-0.02)], "power"))

@@ -238,6 +238,16 @@ def test_budgets_near_one_another_form_a_group_without_rounding(table: RunTable)
     assert {each.code for each in got.findings} == {"budgets_joined"}
 
 
+def test_budgets_that_differ_by_rounding_are_no_news(table: RunTable) -> None:
+    columns = direct(table, "budget_flops")
+    columns["budget_flops"] = [
+        x * (1 + 1e-5 * (k % 3)) for k, x in enumerate(columns["budget_flops"])
+    ]
+    got = load_runs(columns)
+    assert got.cells.tolist() == table.cells.tolist()
+    assert not got.findings
+
+
 def test_budgets_are_taken_from_flops_or_guessed_with_a_note(table: RunTable) -> None:
     spent = load_runs(direct(table, "train_flops_per_token"))
     assert spent.cells.tolist() == table.cells.tolist()

@@ -170,6 +170,19 @@ def _(rng: np.random.Generator) -> tuple[Columns, Rows]:
     return law_of(columns, rng), set()
 
 
+# --- 10. losses that no law can be read from
+
+
+@entry("one loss", "scatter", "losses_all_equal", 2.7, 3.0)
+def _(rng: np.random.Generator, loss: float) -> tuple[Columns, Rows]:
+    return direct("budget_flops") | {"val_loss": [loss] * 116}, set(range(1, 117))
+
+
+@entry("noise of nats", "scatter", "noise_hides_phi", 0.12, 0.2)
+def _(rng: np.random.Generator, nats: float) -> tuple[Columns, Rows]:
+    return law_of(direct("budget_flops"), rng, seed=nats), set()
+
+
 @entry("four rows", "design", "fewer_rows_than_parameters", also="one_recurrence single_budget")
 def _(rng: np.random.Generator) -> tuple[Columns, Rows]:
     return drop(bare(), set(range(4, 116))), set()

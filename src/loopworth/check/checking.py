@@ -24,6 +24,7 @@ from loopworth.check.identity import (
 from loopworth.check.outliers import by_method, judge, outlier_findings
 from loopworth.check.reference import FEWEST_RUNS
 from loopworth.check.report import KINDS, CheckReport, SeedNoise, in_order, sort_kinds
+from loopworth.check.scatter import equal_findings, scatter_findings
 from loopworth.check.valleys import valley_findings
 from loopworth.findings import Finding, RefusedTable
 from loopworth.ledger import Convention
@@ -201,7 +202,11 @@ class _Desk:
             list(rows_of(self.findings, "checkpoints_suspected", "checkpoints_of_one_run",
                          "replicates_disagree")),
         )  # fmt: skip
-        local = self._outliers(table, explained)
+        equal = equal_findings(table)
+        self.findings += equal
+        local = None if equal else self._outliers(table, explained)
+        if equal:
+            self.not_checked |= {"tuning": "all losses are equal"}
         self.findings += mixture_findings(table, local)
         if not is_grid(table):
             why = "no cells of several runs at one known budget and recurrence"
@@ -251,8 +256,13 @@ class _Desk:
                 continue
             local[mask] = judged[1]
             self.findings += outlier_findings(part, judged[0], (explained | done)[mask])
+            if not self._has(*_REFUSING, "noise_hides_phi"):
+                self.findings += scatter_findings(judged[2])
             done |= mask  # unlooped runs are judged once
         return local if done.all() else None
+
+    def _has(self, *codes: str) -> bool:
+        return any(each.code in codes for each in self.findings)
 
     def report(self, convention: Convention, table: RunTable | None) -> CheckReport:
         """Put the findings in order and say what else was looked at."""

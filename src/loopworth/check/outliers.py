@@ -31,18 +31,20 @@ _SMALLEST_CELL = 3
 _FEWEST_CELLS = 6
 
 
-def judge(table: RunTable) -> tuple[Reference, Floats] | None:
-    """Return the law of the runs and their local log residuals, None where there are too few.
+def judge(table: RunTable) -> tuple[Reference, Floats, Reference] | None:
+    """Return the law of the runs, their local log residuals, and the law of one phi.
+
+    None where there are too few runs.
 
     The runs should be of one method: see `by_method`.
     """
     rows = Rows(table.n_once, table.n_rec, table.recurrence, table.tokens, table.val_loss)
-    reference = robust_law(rows)
-    if reference is None:
+    power = robust_law(rows)
+    if power is None:
         return None
-    reference = free_law(reference)
+    reference = free_law(power)
     local, _ = local_residuals(reference, method_cells(table), table.budgets)
-    return reference, local
+    return reference, local, power
 
 
 def by_method(table: RunTable, methods: Sequence[str | None]) -> list[Mask]:

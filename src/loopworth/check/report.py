@@ -7,6 +7,7 @@ from typing import Any
 
 from loopworth import __version__
 from loopworth.findings import Finding, join_words
+from loopworth.quantities import format_count
 
 SEVERITIES = ("error", "warning", "note")
 
@@ -46,6 +47,8 @@ KINDS = (
           "counts_disagree flops_disagree flops_are_6n tokens_from_6nd budgets_from_6nd"),
     _kind("budgets", "budgets on target",
           "budget_disagrees budget_off_target budgets_joined budgets_chained"),
+    _kind("scatter", "losses that differ, by more than noise",
+          "losses_all_equal noise_hides_phi"),
     _kind("diverged", "no diverged run", "diverged_runs"),
     _kind("tuning", "runs and cells on the law",
           "under_tuned below_the_law cell_above_the_law cell_below_the_law"),
@@ -121,14 +124,14 @@ class CheckReport:
         if self.clean:
             notes = self.count("note")
             more = f" {notes} note{'s' if notes > 1 else ''}." if notes else ""
-            return f"Clean: {self.n_usable} runs, nothing to mend.{more}"
+            return f"Clean: {format_count(self.n_usable)} runs, nothing to mend.{more}"
         worst = "error" if self.count("error") else "warning"
         reasons = [each for each in self.findings if each.severity == worst]
         codes = list(dict.fromkeys(each.code for each in reasons))
         named = join_words([*codes[:4], *([f"{len(codes) - 4} more"] if len(codes) > 4 else [])])
         if worst == "error":
             return f"Refused: {named}. Mend these before fitting a law."
-        usable = f"{self.n_usable} of {self.n_rows} rows usable"
+        usable = f"{format_count(self.n_usable)} of {format_count(self.n_rows)} rows usable"
         return f"Doubtful: {named}; {usable}."
 
     def to_json(self) -> dict[str, Any]:

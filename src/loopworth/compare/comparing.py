@@ -94,6 +94,9 @@ class MethodComparison:
     @property
     def sentence(self) -> str:
         """What was found, in words."""
+        if len(self.delta) > 1 and not self.delta_g:
+            changes = [f"{name} by {change.words}" for name, change in self.delta.items()]
+            return f"Against {self.base_name}, {self.name} changes {join_words(changes)}."
         if len(self.delta) > 1:
             changes = [f"g({row.recurrence:g}) by {row.change.words}" for row in self.delta_g]
             return f"Against {self.base_name}, {self.name} changes {join_words(changes)}."
@@ -292,6 +295,12 @@ def _fits(
         design = design_findings(table)
         known = open_constants(fit.law.problem, fit.law.optimum.theta, table, design)
         lost = [each for each in fit.law.problem.gain.parameters if each in known]
+        if lost and law == "free" and not fit.anchored:
+            raise ValueError(
+                f"{name} has no runs at r = 1, so they do not identify {join_words(lost)}: a free "
+                "g(r) has no unit without them. Keep the runs at r = 1, or compare under the law "
+                "'power', whose form ties g to r = 1."
+            )
         if lost:
             raise ValueError(
                 f"The runs of {name} do not identify {join_words(lost)}, so it cannot be compared. "
@@ -316,8 +325,10 @@ def _method(base: TableFit, method: TableFit, pairing: Pairing) -> MethodCompari
         for name in base.law.problem.gain.parameters
         if name in names
     }
-    parts = decompose(base, method, pairing.largest)
-    variants = fit_variants(base, method)
+    # Without runs at r = 1 a change of g and one of A are the same change.
+    told_apart = base.anchored and method.anchored
+    parts = decompose(base, method, pairing.largest) if told_apart else ()
+    variants = fit_variants(base, method) if told_apart else None
     return MethodComparison(
         name=method.name,
         base_name=base.name,
@@ -334,7 +345,7 @@ def _method(base: TableFit, method: TableFit, pairing: Pairing) -> MethodCompari
 def _changes(base: TableFit, method: TableFit) -> Iterator[GainChange]:
     """Yield the change of g at each recurrence that both tables have a value of their own for."""
     one, two = base.free, method.free
-    if one is None or two is None:
+    if one is None or two is None or not (base.anchored and method.anchored):
         return
     for r in sorted(set(base.levels) & set(method.levels)):
         ours, theirs = one.column(f"g({r:g})"), two.column(f"g({r:g})")

@@ -12,14 +12,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from loopworth.law.diagnose import Goodness, goodness
+from loopworth.findings import join_words
+from loopworth.law.diagnose import Goodness, anchored, goodness, refuse_equal_losses
 from loopworth.law.gain import FloatArray
-from loopworth.law.intervals import FEWEST_RESAMPLES, Bootstrap, Interval, bootstrap_interval
+from loopworth.law.intervals import (
+    FEWEST_RESAMPLES,
+    Bootstrap,
+    Interval,
+    bootstrap_interval,
+    probability_positive,
+)
 from loopworth.law.joint import GAIN, Problem
 from loopworth.law.rivals import make_problem
 from loopworth.law.solve import Optimum, optimise, polish
 from loopworth.law.valley import elsewhere, valley_bootstrap
-from loopworth.quantities import format_change
+from loopworth.quantities import format_change, format_count
 from loopworth.runs import RunTable
 from loopworth.table.values import distinct
 
@@ -28,7 +35,8 @@ from loopworth.table.values import distinct
 class Difference:
     """A change, its 95 % interval and the probability that it is above 0; None without resamples.
 
-    An exact 0 counts half to either sign.
+    The probability is the level of the one-sided interval that ends at 0 (`probability_positive`),
+    so it exceeds 97.5 % where the interval lies above 0 and nowhere else.
     """
 
     estimate: float
@@ -104,6 +112,11 @@ class TableFit:
     free: LawFit | None
 
     @property
+    def anchored(self) -> bool:
+        """Whether runs at r = 1 fix the unit of a free g(r)."""
+        return anchored(self.runs)
+
+    @property
     def levels(self) -> tuple[float, ...]:
         """The recurrences above 1, in rising order."""
         return tuple(r for r in distinct(self.runs.recurrence).tolist() if r > 1)
@@ -118,15 +131,15 @@ def fit_table(
 ) -> TableFit:
     """Fit `law` and `free` to a table and, with weights (S, n), to its resamples.
 
-    Raises ValueError where the runs are fewer than the constants of the law.
+    Raises ValueError where the runs are fewer than the constants of the law, or of one loss.
     """
+    refuse_equal_losses(runs)
     problem = make_problem(runs, law)
     levels = np.array([r for r in distinct(runs.recurrence).tolist() if r > 1])
     if len(runs) < len(problem.names) or len(problem.gain.parameters) > len(levels):
         raise ValueError(
-            f"{name} has {len(runs)} runs at {1 + len(levels)} recurrences at most, "
-            f"too few for the {len(problem.names)} constants of the law {law!r}; add runs, or "
-            "compare under another law"
+            f"{name} has {_counted(runs)}, too few for the {len(problem.names)} constants of the "
+            f"law {law!r}; add runs, or compare under another law"
         )
     optimum = optimise(problem)
     good = goodness(problem, optimum.theta)
@@ -137,6 +150,12 @@ def fit_table(
     if law == "free":
         return TableFit(name, runs, main, main)
     return TableFit(name, runs, main, _free(runs, main, levels, weights))
+
+
+def _counted(runs: RunTable) -> str:
+    """Count the runs of a table and name its recurrences."""
+    levels = join_words(f"{r:g}" for r in distinct(runs.recurrence).tolist())
+    return f"{format_count(len(runs))} run{'s' * (len(runs) != 1)} at r = {levels}"
 
 
 def _free(
@@ -186,8 +205,11 @@ def difference(base: LawFit, method: LawFit, values: FloatArray) -> Difference:
     if len(kept) < FEWEST_RESAMPLES:
         return Difference(estimate)
     blocks = min(base.bootstrap.blocks, method.bootstrap.blocks)
-    positive = float((kept > 0).mean() + 0.5 * (kept == 0).mean())
-    return Difference(estimate, bootstrap_interval(kept, estimate, blocks), positive)
+    return Difference(
+        estimate,
+        bootstrap_interval(kept, estimate, blocks),
+        probability_positive(kept, estimate, blocks),
+    )
 
 
 def change_of(name: str, base: LawFit, method: LawFit) -> Difference:

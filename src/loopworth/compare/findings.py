@@ -10,7 +10,7 @@ from loopworth.compare.variants import Variants
 from loopworth.findings import Finding, join_words
 from loopworth.law.joint import GAIN
 from loopworth.law.rivals import DECISIVE_AICC
-from loopworth.law.valley import valley_findings
+from loopworth.law.valley import same_interval, valley_findings
 
 
 def table_findings(fit: TableFit) -> Iterator[Finding]:
@@ -27,16 +27,24 @@ def table_findings(fit: TableFit) -> Iterator[Finding]:
     ours, theirs = fit.law.goodness.aicc, free.goodness.aicc
     if ours is not None and theirs is not None and ours - theirs > DECISIVE_AICC:
         key = fit.law.problem.gain.key
+        single = "One phi" if key == "power" else f"The law {key!r}"
+        better = f"{single} does not describe {fit.name}: a free g(r) is {ours - theirs:.0f} AICc "
+        if not fit.anchored:
+            yield Finding(
+                "phi_depends_on_recurrence",
+                "warning",
+                f"{better}better. Its difference depends on which r were run.",
+                remedy="Add runs at r = 1, which make g a number at each r.",
+            )
+            return
         values = ", ".join(
             f"g({r:g}) = {g:.2f}"
             for r, g in zip(fit.levels, free.optimum.theta[GAIN:].tolist(), strict=True)
         )
-        single = "One phi" if key == "power" else f"The law {key!r}"
         yield Finding(
             "phi_depends_on_recurrence",
             "warning",
-            f"{single} does not describe {fit.name}: a free g(r) is {ours - theirs:.0f} AICc "
-            f"better, with {values}. Its difference depends on which r were run.",
+            f"{better}better, with {values}. Its difference depends on which r were run.",
             remedy="Read the change of g at each r; leave an r out with --without-recurrence.",
         )
 
@@ -49,6 +57,20 @@ def method_findings(
 ) -> Iterator[Finding]:
     """Yield where a change of phi is not what it seems, and where the loss is not decomposed."""
     yield from _another_valley(base, method)
+    unanchored = [fit.name for fit in (base, method) if not fit.anchored]
+    if unanchored:
+        key = base.law.problem.gain.key
+        yield Finding(
+            "no_unlooped_runs",
+            "warning",
+            f"{join_words(unanchored)} {'has' if len(unanchored) == 1 else 'have'} no runs at "
+            f"r = 1, so the change to {method.name} rests on the form of the law {key!r} alone. "
+            "Not identified, and not given: g at each r, whether the loop or the training "
+            "changed, and the parts of the change of loss.",
+            remedy="Keep the runs at r = 1; where a method shares them with the base, put them in "
+            "both tables.",
+        )
+        return
     if variants is not None and variants.verdict == "training":
         joint = variants.laws[0]
         ratio = next(row for row in joint.rows if row.key == "gain in A").constants["A ratio"]
@@ -78,6 +100,8 @@ def _another_valley(base: TableFit, method: TableFit) -> Iterator[Finding]:
     away = base.law.elsewhere | method.law.elsewhere
     name = base.law.problem.gain.parameters[0]
     change = change_of(name, base.law.anywhere(), method.law.anywhere())
+    if same_interval(change.ci95, change_of(name, base.law, method.law).ci95):
+        return
     yield from valley_findings(
         away,
         f"paired resamples of {method.name}",

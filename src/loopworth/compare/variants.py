@@ -112,17 +112,25 @@ class Variants:
         ...     return JointLaws(key, (Variant("gain in g", {}, 7, 0.0, loop, None),
         ...         Variant("gain in A", {}, 7, 0.0, training, None)))
         >>> Variants(143, (law("power", -100.0, -164.0), law("free", -170.0, -180.5))).sentence
-        'The gain is in the training (its own A): the better description by 64 AICc under power,
-        10 AICc under free.'
+        'The method changes how the model trains at every r: another A describes the runs better
+        than another g, by 64 AICc under power, 10 AICc under free.'
         """
         gaps = ", ".join(f"{_gap(joint)} under {joint.law}" for joint in self.laws)
         if self.verdict == "open":
-            views = ", ".join(f"under {joint.law} {_view(joint)}" for joint in self.laws)
-            return f"Loop or training is open: {views}."
-        changed = (
-            "the loop (its own g(r))" if self.verdict == "loop" else "the training (its own A)"
+            views = ", ".join(f"{_view(joint)} under the law {joint.law!r}" for joint in self.laws)
+            return (
+                "Whether a pass through the loop is worth more or less (g), or the model trains "
+                f"better or worse at every r (A), these runs do not say: {views}."
+            )
+        changed, better, worse = (
+            ("what a pass through the loop is worth", "g", "A")
+            if self.verdict == "loop"
+            else ("how the model trains at every r", "A", "g")
         )
-        return f"The gain is in {changed}: the better description by {gaps}."
+        return (
+            f"The method changes {changed}: another {better} describes the runs better than "
+            f"another {worse}, by {gaps}."
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values."""
@@ -142,8 +150,9 @@ def _view(joint: JointLaws) -> str:
     if joint.training_minus_loop is None:
         return "the runs are too few"
     if joint.verdict == "open":
-        return "g and A are alike"
-    return f"its own {'A' if joint.verdict == 'training' else 'g'} is better by {_gap(joint)}"
+        return "neither describes them better"
+    better, worse = ("A", "g") if joint.verdict == "training" else ("g", "A")
+    return f"another {better} describes them better than another {worse} by {_gap(joint)}"
 
 
 def fit_variants(base: TableFit, method: TableFit) -> Variants | None:

@@ -14,6 +14,7 @@ from loopworth.law.gain import FloatArray
 from loopworth.law.joint import GAIN, SCALE_PARAMETERS, Problem
 from loopworth.law.profiles import sandwich
 from loopworth.law.solve import Optimum
+from loopworth.quantities import format_count
 from loopworth.runs import RunTable
 
 # What a design (loopworth.table.design) leaves open, by the names of the law's constants. `gain`
@@ -24,6 +25,7 @@ _OPEN_BY_DESIGN = {
     "tokens_proportional_to_parameters": ("A", "alpha", "B", "beta", "E"),
     "fixed_unique_parameters": ("A", "alpha", "gain"),
 }
+_SAME_LOSS = 1e-9  # relative
 _MANY_AGREE = 0.25
 _ON_THE_BOX = 1e-6  # of the box: a solver may stop just inside its edge
 _PUBLIC = {"a": "A", "b": "B", "e": "E"}
@@ -98,25 +100,58 @@ def residual_rows(recurrence: FloatArray, residual: FloatArray) -> tuple[Residua
     return tuple(rows)
 
 
+def refuse_equal_losses(runs: RunTable) -> None:
+    """Raise ValueError where all runs have one loss: every law then fits, and none says anything.
+
+    >>> from loopworth import load_runs
+    >>> refuse_equal_losses(load_runs("schwethelm2026"))
+    """
+    loss = runs.val_loss
+    if equal_losses(loss):
+        raise ValueError(
+            f"all {format_count(len(loss))} runs of {runs.name} have the same loss ({loss[0]:g} "
+            "nats), so they say nothing about parameters, tokens or recurrences; check the column "
+            "val_loss"
+        )
+
+
+def equal_losses(loss: FloatArray) -> bool:
+    """Tell whether all of several losses are one number."""
+    return len(loss) > 1 and bool(np.ptp(loss) <= _SAME_LOSS * loss.max())
+
+
+def anchored(runs: RunTable) -> bool:
+    """Tell whether runs at r = 1 fix the unit that a free g(r) is measured in.
+
+    Without them another g at every r and another A describe the runs alike.
+    """
+    return bool((runs.recurrence == 1.0).any())
+
+
 def open_constants(
     problem: Problem, theta: FloatArray, runs: RunTable, design: tuple[Finding, ...]
 ) -> tuple[str, ...]:
     """Return the names of the constants that these runs do not identify.
 
     A constant is open where the design says so, or where the Jacobian of the law at the optimum has
-    a direction without length that it takes part in.
+    a direction without length that it takes part in. Without runs at r = 1 a free g(r) is open, and
+    A with it.
     """
     spread = sandwich(problem, theta, runs.cells, np.ones(len(problem)))
     names = [_PUBLIC.get(name, name) for name in problem.names]
     hidden = {name for name, se in zip(names, spread.standard_error, strict=True) if np.isinf(se)}
     for finding in design:
         hidden.update(_OPEN_BY_DESIGN.get(finding.code, ()))
+    if problem.gain.key == "free" and not anchored(runs):
+        hidden.update(("A", "gain"))
     if "gain" in hidden:
         hidden.update(problem.gain.parameters)
     return tuple(name for name in names if name in hidden)
 
 
-def fit_findings(problem: Problem, optimum: Optimum, open_: tuple[str, ...]) -> Iterator[Finding]:
+def fit_findings(
+    problem: Problem, optimum: Optimum, open_: tuple[str, ...], runs: RunTable
+) -> Iterator[Finding]:
     """Yield what the point fit alone has to say: doubts about the optimum, constants left open."""
     theta = optimum.theta
     if optimum.seeds_agreeing < _MANY_AGREE * optimum.seeds:
@@ -127,7 +162,16 @@ def fit_findings(problem: Problem, optimum: Optimum, open_: tuple[str, ...]) -> 
             "optimum found, so it may not be the global one.",
             remedy="Expect several laws to describe these runs; compare with --law none.",
         )
-    if open_:
+    if problem.gain.key == "free" and not anchored(runs):
+        yield Finding(
+            "not_identified",
+            "warning",
+            f"No run has recurrence 1, so these runs do not identify {join_words(open_)}: other "
+            "values of all of them together predict the same losses, and no number is reported. "
+            "The losses that the law predicts at these recurrences stand.",
+            remedy="Add runs at r = 1, or fit --law power, whose form ties g to r = 1.",
+        )
+    elif open_:
         yield Finding(
             "not_identified",
             "warning",

@@ -9,10 +9,17 @@ import numpy as np
 
 from loopworth.arguments import as_key, as_resamples, as_seed
 from loopworth.findings import Finding
-from loopworth.law.diagnose import fit_findings, goodness, open_constants, residual_rows
+from loopworth.law.diagnose import (
+    anchored,
+    fit_findings,
+    goodness,
+    open_constants,
+    refuse_equal_losses,
+    residual_rows,
+)
 from loopworth.law.fitted import FittedLaw
 from loopworth.law.gain import GAINS
-from loopworth.law.identify import identify, identify_findings
+from loopworth.law.identify import identify, identify_findings, phi_findings
 from loopworth.law.intervals import (
     Bootstrap,
     resample_cells,
@@ -31,6 +38,7 @@ from loopworth.law.result import Estimate, Fit
 from loopworth.law.rivals import (
     ConventionRow,
     GainRow,
+    LawRow,
     convention_rows,
     gain_rows,
     half_rows,
@@ -38,6 +46,7 @@ from loopworth.law.rivals import (
     make_problem,
     recurrence_rows,
     rival_findings,
+    without_free,
 )
 from loopworth.law.solve import Optimum, optimise
 from loopworth.law.untested import (
@@ -50,6 +59,7 @@ from loopworth.law.valley import (
     LOOKS,
     elsewhere,
     resample_findings,
+    same_interval,
     valley_bootstrap,
     valley_findings,
 )
@@ -62,7 +72,6 @@ Progress = Callable[[str, int, int], None]
 """Told what is being worked on, and how many of how many are done."""
 
 _SPARE_RUNS = 3  # runs beyond the constants, below which there are no intervals
-_SAME_LOSS = 1e-9
 
 
 def fit(
@@ -102,18 +111,14 @@ def fit(
             f"{count} cannot fit the {len(problem.names)} constants of the law {law!r}; add runs, "
             "at two or more budgets, widths and recurrences"
         )
-    if float(np.ptp(table.val_loss)) <= _SAME_LOSS * float(table.val_loss.max()):
-        raise ValueError(
-            f"all {len(table)} runs have the same loss ({table.val_loss[0]:g} nats), so they say "
-            "nothing about parameters, tokens or recurrences; check the column val_loss"
-        )
+    refuse_equal_losses(table)
     tell("point fit", 0, 1)
     optimum = optimise(problem)
     open_ = open_constants(problem, optimum.theta, table, design)
     boot, lowest = _bootstrap(problem, optimum, table, bootstrap, seed, tell)
     curve = _profile(problem, optimum, table, open_)
     tell("rival laws", 0, 1)
-    laws = law_rows(table, {problem.gain.key: optimum})
+    laws, judged = _rivals(table, problem, optimum)
     conventions: tuple[ConventionRow, ...] = ()
     gains: tuple[GainRow, ...] = ()
     draws: dict[str, Bootstrap] = {}
@@ -135,7 +140,9 @@ def fit(
     tell("each recurrence", 0, 1)
     per_recurrence, halves = recurrence_rows(table), () if alone else half_rows(table)
     tell("what is left out", 0, 1)
-    identification = identify(problem, optimum.theta, table.cells, open_)
+    good = goodness(problem, optimum.theta)
+    resampled = {name: x.ci95 for name, x in gain.items() if x.ci95 is not None}
+    identification = identify(problem, optimum.theta, table.cells, open_, resampled)
     moved = None if "phi" in open_ else influence(table, problem, optimum.theta, _error(gain))
     without = fit_without(
         table, problem, optimum.theta, outlying_rows(table, problem, optimum.theta)
@@ -147,7 +154,7 @@ def fit(
     return Fit(
         law=fitted,
         convention=table.convention,
-        goodness=goodness(problem, optimum.theta),
+        goodness=good,
         seeds=optimum.seeds,
         seeds_agreeing=optimum.seeds_agreeing,
         phi=gain.get("phi"),
@@ -171,12 +178,13 @@ def fit(
         findings=(
             *table.findings,
             *design,
-            *fit_findings(problem, optimum, open_),
+            *fit_findings(problem, optimum, open_, table),
             *resample_findings([("", boot)], len(set(table.cells.tolist()))),
             *_another_valley(problem, gain, boot, lowest),
             *_saturation_findings(problem),
-            *rival_findings(laws),
+            *judged,
             *untested_findings(laws, untested),
+            *phi_findings(problem, optimum.theta, good, _widest(gain.get("phi"))),
             *identify_findings(identification),
             *leaveout_findings(moved, held, problem.gain.key),
             *outlier_findings(without, fitted),
@@ -192,6 +200,20 @@ def fit(
         profile=curve,
         draws=draws,
     )
+
+
+def _rivals(
+    table: RunTable, problem: Problem, optimum: Optimum
+) -> tuple[tuple[LawRow, ...], tuple[Finding, ...]]:
+    """Fit the rival laws; without runs at r = 1 `free` is a judge, but has no g to show."""
+    laws = law_rows(table, {problem.gain.key: optimum})
+    judged = rival_findings(laws, anchored(table))
+    return (laws if anchored(table) else without_free(laws)), judged
+
+
+def _widest(phi: Estimate | None) -> tuple[float | None, float | None] | None:
+    """Return the interval of phi to judge it by: of resamples where there are any."""
+    return None if phi is None else phi.ci95 or phi.profile95
 
 
 def _error(gain: dict[str, Estimate]) -> float | None:
@@ -255,7 +277,7 @@ def _another_valley(
         return
     name = next(iter(gain))
     ends = lowest.interval(lowest.theta[:, problem.names.index(name)], gain[name].estimate)
-    if ends is not None:
+    if ends is not None and not same_interval(ends, gain[name].ci95):
         yield from valley_findings(
             elsewhere(boot, lowest),
             "resamples",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from statistics import NormalDist
 from typing import Any, Literal
@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loopworth.findings import Finding, join_words
+from loopworth.law.diagnose import Goodness
 from loopworth.law.gain import FloatArray
-from loopworth.law.intervals import COVERAGE
+from loopworth.law.intervals import COVERAGE, Interval
 from loopworth.law.joint import GAIN, SCALE_PARAMETERS, Problem
 from loopworth.law.profiles import Spread, profile, sandwich
 from loopworth.law.solve import polish
@@ -30,6 +31,12 @@ is larger (phi runs from 0 to 1), and that of A and B one unit of their logarith
 
 _NORMAL = NormalDist().inv_cdf(0.5 + COVERAGE / 2)  # its square is the chi-square threshold
 _STEPS = (0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 6.0)  # standard errors at which a profile is solved
+
+PHI_WIDE = 0.5
+"""An interval of phi wider than this is half of the way from a loop of no worth to fresh blocks."""
+
+NOISY = 0.25
+"""Scatter of single runs, as a share of what phi can do to a loss, from which noise hides phi."""
 
 Verdict = Literal["identified", "weak", "open"]
 Ends = tuple[float | None, float | None]
@@ -78,12 +85,17 @@ class Identification:
 
 
 def identify(
-    problem: Problem, theta: FloatArray, cells: NDArray[np.integer], open_: tuple[str, ...]
+    problem: Problem,
+    theta: FloatArray,
+    cells: NDArray[np.integer],
+    open_: tuple[str, ...],
+    resampled: Mapping[str, Interval] | None = None,
 ) -> Identification:
     """Return what these runs say about each constant of theta (p,).
 
     `open_` are the constants that the design or the Jacobian leaves open (`open_constants`); they
-    get no number.
+    get no number. A constant with an interval in `resampled`, from the block bootstrap, is as well
+    known as the wider of that and its profile.
 
     >>> from loopworth import load_runs
     >>> from loopworth.law.rivals import make_problem
@@ -115,7 +127,8 @@ def identify(
             if m != k and names[m] not in open_ and abs(correlation[k, m]) > TRADE_OFF
         )
         scale = 1.0 if logarithmic else abs(value) if k < GAIN else max(abs(value), 1.0)
-        verdict, reason = _verdict((low, high), trades, scale)
+        widest = PHI_WIDE if name == "phi" else TOO_WIDE * scale
+        verdict, reason = _verdict((low, high), (resampled or {}).get(name), trades, widest)
         constants.append(Constant(name, value, ends, relative, trades, verdict, reason))
     return Identification(condition, tuple(constants))
 
@@ -173,15 +186,62 @@ def _ridge(problem: Problem, theta: FloatArray, column: int) -> FloatArray:
     return move
 
 
-def _verdict(ends: Ends, trades: tuple[str, ...], scale: float) -> tuple[Verdict, str]:
+def _verdict(
+    ends: Ends, resampled: Interval | None, trades: tuple[str, ...], widest: float
+) -> tuple[Verdict, str]:
     low, high = ends
     if low is None or high is None:
         return "weak", "its profile stays flat up to the edge of the box"
     if trades:
         return "weak", f"it trades off against {join_words(trades)}"
-    if high - low > TOO_WIDE * scale:
+    if resampled is not None and resampled[1] - resampled[0] > high - low:
+        low, high = resampled
+    if high - low > widest:
         return "weak", f"its 95 % interval is wide, {low:.2f} to {high:.2f}"
     return "identified", ""
+
+
+def reach_of_phi(problem: Problem, theta: FloatArray) -> float:
+    """Return what phi can do to the loss of a looped run: from 0 to 1, root mean square, in nats.
+
+    `problem` is that of the law `power`; the other constants keep their values.
+    """
+    looped = problem.levels[problem.level] > 1
+    ends = np.tile(theta, (2, 1))
+    ends[:, GAIN] = 0.0, 1.0
+    least, most = np.exp(problem.log_prediction(ends))[:, looped]
+    return float(np.sqrt(((most - least) ** 2).mean())) if looped.any() else 0.0
+
+
+def phi_findings(
+    problem: Problem, theta: FloatArray, good: Goodness, interval: Ends | None
+) -> Iterator[Finding]:
+    """Yield that an interval of phi says next to nothing, and whether noise is the reason."""
+    if interval is None or "phi" not in problem.names:
+        return
+    low, high = interval
+    if low is not None and high is not None and high - low <= PHI_WIDE:
+        return
+    reach = reach_of_phi(problem, theta)
+    noisy = good.rmse > NOISY * reach
+    words = "open" if low is None or high is None else f"{high - low:.2f} wide"
+    shown = " to ".join("no end" if x is None else f"{x:.2f}" for x in interval)
+    yield Finding(
+        "noise_hides_phi" if noisy else "phi_hardly_known",
+        "warning",
+        f"These runs hardly say what phi is: its 95 % interval ({shown}) is {words}, and 0 to 1 is "
+        f"all the way from a loop of no worth to fresh blocks. The runs miss the law by "
+        f"{1e3 * good.rmse:.0f} mnats (R2 {good.r2:.2f}); phi = 1 instead of 0 changes the loss of "
+        f"a looped run by {1e3 * reach:.0f} mnats.",
+        remedy=_NOISE_REMEDY if noisy else "Do not quote phi; add budgets, widths, recurrences.",
+        evidence={"interval": list(interval), "rmse": good.rmse, "reach": reach},
+    )
+
+
+_NOISE_REMEDY = (
+    "Do not quote phi. Look for what scatters the losses (a short evaluation, unequal recipes, a "
+    "wrong column), or add many runs."
+)
 
 
 def _correlation(problem: Problem, theta: FloatArray) -> tuple[FloatArray, float]:

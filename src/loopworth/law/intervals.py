@@ -75,16 +75,58 @@ def bootstrap_interval(values: FloatArray, estimate: float, blocks: int) -> Inte
     kept = values[np.isfinite(values)]
     if len(kept) < FEWEST_RESAMPLES or blocks < 2:
         return None
-    below = float((kept < estimate).mean() + 0.5 * (kept == estimate).mean())
-    spare = 0.5 / len(kept)
-    shift = 2 * _STANDARD.inv_cdf(min(max(below, spare), 1 - spare))
+    shift = 2 * _normal_share(kept, estimate)
     levels = [_STANDARD.cdf(shift - NORMAL), _STANDARD.cdf(shift + NORMAL)]
     low, high = np.quantile(kept, levels)
-    wider = t_quantile(0.5 + COVERAGE / 2, blocks - 1) / NORMAL
+    wider = _widening(blocks)
     least, most = float(kept.min()), float(kept.max())
     left = max(estimate - wider * (estimate - float(low)), least)
     right = min(estimate + wider * (float(high) - estimate), most)
     return min(left, estimate), max(right, estimate)
+
+
+def probability_positive(values: FloatArray, estimate: float, blocks: int) -> float | None:
+    """Return how sure it is that an estimate is above 0: the level of its one-sided interval.
+
+    It is the level at which the lower end of `bootstrap_interval` lies at 0, so that it exceeds
+    97.5 % where that interval lies above 0 and nowhere else. The bare share of values above 0 is
+    another number where the values are not centred on the estimate, and contradicts the interval.
+    None where there is no interval.
+
+    >>> values = np.linspace(-1.0, 3.0, 401)
+    >>> round(probability_positive(values, 1.0, 1000), 2)
+    0.75
+    """
+    kept = values[np.isfinite(values)]
+    ends = bootstrap_interval(values, estimate, blocks)
+    if ends is None:
+        return None
+    spare = 0.5 / len(kept)
+    if kept.min() > 0 and estimate > 0:
+        return 1 - spare
+    if kept.max() < 0 and estimate < 0:
+        return spare
+    # Ends lie at estimate + wider (quantile - estimate), so 0 is the quantile at `place`.
+    place = estimate * (1 - 1 / _widening(blocks))
+    level = _STANDARD.cdf(2 * _normal_share(kept, estimate) - _normal_share(kept, place))
+    level = min(max(level, spare), 1 - spare)
+    # Quantiles are interpolated and shares are not: the interval has the last word.
+    half = 0.5 - COVERAGE / 2
+    if ends[0] > 0:
+        return max(level, 1 - half)
+    return min(level, half) if ends[1] < 0 else min(max(level, half), 1 - half)
+
+
+def _normal_share(values: FloatArray, place: float) -> float:
+    """Return the normal quantile of the share of values below a place, never infinite."""
+    below = float((values < place).mean() + 0.5 * (values == place).mean())
+    spare = 0.5 / len(values)
+    return _STANDARD.inv_cdf(min(max(below, spare), 1 - spare))
+
+
+def _widening(blocks: int) -> float:
+    """Return how much further from the estimate the ends of an interval of few blocks lie."""
+    return t_quantile(0.5 + COVERAGE / 2, blocks - 1) / NORMAL
 
 
 def resample_cells(cells: NDArray[np.integer], resamples: int, seed: int) -> FloatArray:

@@ -20,6 +20,7 @@ from loopworth.law.heldout import HeldOutRow, carries, held_out, misses, refit, 
 from loopworth.law.intervals import COVERAGE, Interval
 from loopworth.law.joint import GAIN, Problem
 from loopworth.law.student import t_quantile
+from loopworth.quantities import format_count
 from loopworth.runs import RunTable
 from loopworth.table.values import distinct
 
@@ -40,6 +41,9 @@ __all__ = [
 
 INFLUENTIAL = 0.25
 """A run that moves phi by more than this share of its standard error is named."""
+
+LEAST_MOVE = 1e-3
+"""A run that moves phi by less than this is not named, however small the standard error is."""
 
 OUTLYING = 8.0
 """A run whose log residual exceeds this many robust standard deviations is an outlier."""
@@ -96,7 +100,7 @@ class InfluenceTable:
     jackknife95      phi +- t(0.975, G-1) of these (Efron and Stein 1981), None for one cell
     n_runs           of the table; beyond 300 only those of the largest first-order effect are tried
     runs, cells      sorted, the largest change first
-    influential      the runs that move phi by more than a quarter of its standard error
+    influential      the runs that move phi by over a quarter of its standard error, and by 0.001
     phi_without      phi without all of these at once, None where there are none
     without_influential   the law without these runs
     """
@@ -177,7 +181,7 @@ def influence(
         entry(np.flatnonzero(runs.cells == label), float(by_cell[k]))
         for k, label in enumerate(labels)
     )
-    named = tuple(x for x in of_runs if abs(x.share) > INFLUENTIAL)
+    named = tuple(x for x in of_runs if abs(x.share) > INFLUENTIAL and abs(x.change) >= LEAST_MOVE)
     without = fit_without(runs, problem, theta, [row for x in named for row in x.rows])
     interval = None
     if len(labels) > 1:
@@ -273,8 +277,9 @@ def leaveout_findings(
             "influential_runs",
             "note",
             f"Phi rests on single runs: without {name_rows(worst.rows)} (r = {worst.recurrence:g})"
-            f" it moves by {worst.change:+.3f}, and {len(named)} of {table.n_runs} runs move it"
-            f" by more than a quarter of its standard error ({shown}{more}). "
+            f" it moves by {worst.change:+.3f}, and {len(named)} of"
+            f" {format_count(table.n_runs)} runs move it by more than a quarter of its standard"
+            f" error ({shown}{more}). "
             + (
                 "" if table.phi_without is None else f"Without them phi is {table.phi_without:.3f}."
             ),
@@ -282,7 +287,9 @@ def leaveout_findings(
             remedy="Rerun these with another seed before leaning on phi.",
         )
     rolling = [row for row in rows if row.kind == "rolling" and row.law == law]
-    if len(rolling) > 1 and len({row.bias > 0 for row in rolling}) == 1:
+    # Beyond what the scatter of the runs alone makes of a mean.
+    sure = all(abs(row.bias) > 2 * row.rmse / math.sqrt(row.n_runs) for row in rolling)
+    if len(rolling) > 1 and sure and len({row.bias > 0 for row in rolling}) == 1:
         bias = 1e3 * sum(row.bias for row in rolling) / len(rolling)
         floors = ", ".join(f"{row.E:.2f}" for row in rolling)
         yield Finding(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol, get_args
 
@@ -154,6 +154,16 @@ def law_rows(runs: RunTable, known: Mapping[str, Optimum]) -> tuple[LawRow, ...]
         fitted = FittedLaw.from_theta(problem.gain, runs.recurrence, optimum.theta)
         good = goodness(problem, optimum.theta)
         rows.append(LawRow(fitted, problem.gain.formula, good, None, optimum))
+    return _ranked(rows)
+
+
+def without_free(rows: Sequence[LawRow]) -> tuple[LawRow, ...]:
+    """Leave out the law `free`, whose g(r) are no numbers where no run has r = 1."""
+    return _ranked([row for row in rows if row.key != "free"])
+
+
+def _ranked(rows: Sequence[LawRow]) -> tuple[LawRow, ...]:
+    """Say how far each law is from the best."""
     best = min((row.goodness.aicc for row in rows if row.goodness.aicc is not None), default=None)
     return tuple(
         replace(row, delta_aicc=row.goodness.aicc - best)
@@ -252,18 +262,30 @@ def half_rows(runs: RunTable) -> tuple[HalfRow, ...]:
     return tuple(rows)
 
 
-def rival_findings(laws: Sequence[LawRow]) -> Iterator[Finding]:
-    """Yield what the table of laws says about a fit that reports one phi."""
+def rival_findings(laws: Sequence[LawRow], anchored: bool = True) -> tuple[Finding, ...]:
+    """Return what the table of laws says about a fit that reports one phi.
+
+    Where no run has r = 1 (`anchored` is false) the free g(r) are no numbers, only a better law.
+    """
     by_key = {row.key: row for row in laws}
     power, free = by_key.get("power"), by_key.get("free")
-    if power and free and power.goodness.aicc is not None and free.goodness.aicc is not None:
-        gap = power.goodness.aicc - free.goodness.aicc
-        if gap > DECISIVE_AICC:
-            values = ", ".join(f"{free.law.phi(r):.2f} at r = {r:g}" for r in free.law.recurrences)
-            yield Finding(
-                "phi_depends_on_recurrence",
-                "warning",
-                f"One phi does not describe these runs: a free g(r) is {gap:.0f} AICc better, with "
-                f"phi(r) = {values}.",
-                remedy="Quote phi(r) with its set of recurrences, not phi alone.",
-            )
+    if not (power and free) or power.goodness.aicc is None or free.goodness.aicc is None:
+        return ()
+    gap = power.goodness.aicc - free.goodness.aicc
+    if gap <= DECISIVE_AICC:
+        return ()
+    values, remedy = "", "Add runs at r = 1, which make phi(r) a number at each r."
+    if anchored:
+        shown = ", ".join(f"{free.law.phi(r):.2f} at r = {r:g}" for r in free.law.recurrences)
+        values, remedy = (
+            f", with phi(r) = {shown}",
+            "Quote phi(r) with its set of recurrences, not phi alone.",
+        )
+    return (
+        Finding(
+            "phi_depends_on_recurrence",
+            "warning",
+            f"One phi does not describe these runs: a free g(r) is {gap:.0f} AICc better{values}.",
+            remedy=remedy,
+        ),
+    )

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from loopworth.findings import Finding
 from loopworth.law.gain import FloatArray
-from loopworth.law.intervals import FEWEST_RESAMPLES, Bootstrap, block_bootstrap
+from loopworth.law.intervals import FEWEST_RESAMPLES, Bootstrap, Interval, block_bootstrap
 from loopworth.law.joint import GAIN, Problem
 from loopworth.law.solve import polish
 
@@ -30,6 +30,8 @@ MUCH_LOST = 0.01
 
 FEW_CELLS = 8
 """Below this many cells no simulated sweep says what the interval of a bootstrap covers."""
+
+_SEEN = 1e-3
 
 # Robust standard deviations of a constant of g beyond which a resample sits in another valley.
 _ANOTHER_VALLEY = 5.0
@@ -92,6 +94,14 @@ def valley_findings(
         remedy=remedy,
         evidence={"share": float(away.mean()), **evidence},
     )
+
+
+def same_interval(one: Interval | None, two: Interval | None) -> bool:
+    """Tell whether two intervals are one in all digits that are shown; neither is none at all."""
+    if one is None or two is None:
+        return one is two
+    reach = max(1.0, *map(abs, one))
+    return all(abs(a - b) < _SEEN * reach for a, b in zip(one, two, strict=True))
 
 
 def resample_findings(

@@ -49,8 +49,8 @@ def _headline(found: Comparison) -> Text:
     budgets = [format_flops(budget) for budget in found.budgets]
     reach = budgets[0] if len(budgets) == 1 else f"{budgets[0]} to {budgets[-1]}"
     text = Text(
-        f"{found.base_name}, {len(found.base)} runs, against "
-        f"{join_words(f'{x.name}, {len(x.runs)} runs' for x in found.methods)}\n"
+        f"{found.base_name}, {format_count(len(found.base))} runs, against "
+        f"{join_words(f'{x.name}, {format_count(len(x.runs))} runs' for x in found.methods)}\n"
         f"r = {levels}; {len(budgets)} budget{'s' * (len(budgets) > 1)}, {reach} FLOPs\n"
         f"{found.convention.name}\n\n",
         style="dim",

@@ -46,7 +46,8 @@ def _headline(report: FitReport) -> Group:
     """Say what was found, and what it means, before any table."""
     fit = report.fit
     levels = join_words(f"{r:g}" for r in sorted(set(fit.runs.recurrence.tolist())))
-    text = Text(f"{fit.runs.name}: {len(fit.runs)} runs, r = {levels}\n\n", style="dim")
+    runs = format_count(len(fit.runs))
+    text = Text(f"{fit.runs.name}: {runs} runs, r = {levels}\n\n", style="dim")
     refuted = any(x.code == "phi_depends_on_recurrence" for x in report.findings)
     if refuted and "phi" in fit.gain:
         for row in fit.phi_by_recurrence:

@@ -74,7 +74,8 @@ def group_budgets(budgets: Floats) -> tuple[NDArray[np.int64], Floats, list[Find
         members = budgets[groups == group]
         counts = Counter(members.tolist())
         nominal[groups == group] = min(counts, key=lambda value: (-counts[value], value))
-        if len(counts) > 1:
+        # Values that differ by rounding are written alike, and are no news.
+        if format_flops(float(members.min())) != format_flops(float(members.max())):
             (wide if members.max() / members.min() > _WIDE_GROUP else several).append(members)
     findings = []
     if several:

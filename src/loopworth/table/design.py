@@ -70,8 +70,9 @@ def _recurrences(table: RunTable) -> Iterator[Finding]:
         yield Finding(
             "no_unlooped_runs",
             "note",
-            f"No run has recurrence 1; phi rests on the law's form between {counts[0]:g} and "
-            f"{counts[-1]:g} recurrences.",
+            "No run has recurrence 1, so nothing measures a loop against no loop: phi rests on the "
+            f"form r^phi between {counts[0]:g} and {counts[-1]:g} recurrences, and a value of g "
+            "for each r is not identified.",
             remedy="Add runs without a loop, at the same budgets.",
         )
 

@@ -40,6 +40,7 @@ _WORSE_THAN_SMALLER = 1.5  # with no fewer parameters and tokens than 3 others, 
 _WORSE_THAN_SIMILAR = 2.0  # 4 times fewer of both costs less than a factor 2 at exponents to 0.5
 _SIMILAR = 4.0
 _JUDGES = 3
+_SHOWN = 5
 _NEAR_CONFIGURATION = 0.005
 _NEAR_LOSS = 0.002
 
@@ -150,13 +151,13 @@ def _diverged(draft: Draft, places: NDArray[np.int64]) -> tuple[list[int], list[
     tokens = draft.numbers["tokens"][places]
     once, rec = draft.numbers["n_once"][places], draft.numbers["n_rec"][places]
     unique, unrolled = once + rec, once + draft.numbers["recurrence"][places] * rec
-    found: dict[int, str] = {}
+    found: dict[int, tuple[str, float]] = {}  # the reason, and the loss that it compares with
     for spot in np.flatnonzero(loss > _WORSE_THAN_SMALLER * loss.min()).tolist():
         place = int(places[spot])
         spec = draft.specs[place]
         vocabulary = spec.vocab_size if spec else None
         if vocabulary and loss[spot] > math.log(vocabulary) + 0.1:
-            found[place] = f"{loss[spot]:.4g} is above ln({vocabulary}), worse than guessing"
+            found[place] = f"above ln({vocabulary}), worse than guessing", math.nan
             continue
         for size, limit in ((1.0, _WORSE_THAN_SMALLER), (_SIMILAR, _WORSE_THAN_SIMILAR)):
             judges = (
@@ -172,19 +173,32 @@ def _diverged(draft: Draft, places: NDArray[np.int64]) -> tuple[list[int], list[
             usual = middle(ranked)
             if agree and loss[spot] > limit * usual:
                 whom = "no larger" if size == 1 else f"up to {size:.0f} times as large"
-                found[place] = (
-                    f"{loss[spot]:.4g} is more than {limit:g} times {usual:.4g}, the median of the "
-                    f"{int(judges.sum())} runs with parameters and tokens {whom}"
-                )
+                reason = f"more than {limit:g} times the median of runs with parameters and tokens "
+                found[place] = reason + whom, usual
                 break
     if not found:
         return [], []
-    reasons = list(found.values())
-    reason = f"the loss looks like that of a run that diverged: {'; '.join(reasons[:3])}"
-    if len(reasons) > 3:
-        reason += f"; and {len(reasons) - 3} more"
+    what = "loss looks like that of a run" if len(found) == 1 else "losses look like those of runs"
+    reason = f"the {what} that diverged: {_reasons(draft, found)}"
     remedy = "Rerun them; if the losses are right, give their kind a table of its own."
     return list(found), [_aside("diverged_runs", draft.name(found), reason, remedy)]
+
+
+def _reasons(draft: Draft, found: dict[int, tuple[str, float]]) -> str:
+    """Say each reason once, with the losses that it is about."""
+    parts = []
+    for reason in dict.fromkeys(reason for reason, _ in found.values()):
+        members = [place for place in found if found[place][0] == reason]
+        losses = [f"{draft.numbers['val_loss'][place]:.4g}" for place in members]
+        more = [f"{len(losses) - _SHOWN} more"] if len(losses) > _SHOWN else []
+        usual = sorted(found[place][1] for place in members)
+        against = ""
+        if not math.isnan(usual[0]):
+            low, high = f"{usual[0]:.4g}", f"{usual[-1]:.4g}"
+            against = f" ({low})" if low == high else f" ({low} to {high})"
+        verb = "is" if len(members) == 1 else "are"
+        parts.append(f"{join_words([*losses[:_SHOWN], *more])} {verb} {reason}{against}")
+    return "; ".join(parts)
 
 
 def _repeated_runs(draft: Draft, places: NDArray[np.int64]) -> list[Finding]:
