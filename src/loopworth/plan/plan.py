@@ -32,6 +32,10 @@ class PlannedRun:
         >>> PlannedRun(RunSpec(ModelSpec(640), budget_flops=1e18), "baseline").name
         'baseline-1e18-d640-r4-seed42-...'
         """
+        return self.named(self.run.content_hash())
+
+    def named(self, spec_hash: str) -> str:
+        """Return the name where the content hash is known, which takes longer than all else."""
         run = self.run
         horizon = (
             format_flops(run.budget_flops)
@@ -42,7 +46,7 @@ class PlannedRun:
         )
         return (
             f"{self.study}-{horizon}-d{run.model.d_model}-r{run.model.recurrence:g}-"
-            f"seed{run.seed}-{run.content_hash()[:8]}"
+            f"seed{run.seed}-{spec_hash[:8]}"
         )
 
     @property

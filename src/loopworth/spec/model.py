@@ -9,7 +9,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, Self, get_args
 
 from loopworth.spec.checks import divisors, hint, json_object, listed, one_of, real, whole
@@ -227,7 +227,8 @@ class ModelSpec:
         >>> ModelSpec(640).to_json()["recurrence"]
         4
         """
-        return asdict(self) | {"conditioning": list(self.conditioning)}
+        value = {name: getattr(self, name) for name in self.__slots__}
+        return value | {"conditioning": list(self.conditioning)}
 
     @classmethod
     def from_json(cls, source: str | Mapping[str, Any]) -> Self:

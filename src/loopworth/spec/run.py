@@ -8,7 +8,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, Self, get_args
 
 from loopworth.spec.checks import hint, json_object, one_of, real, whole
@@ -242,7 +242,11 @@ class RunSpec:
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as a dict that `json.dumps` writes."""
-        return asdict(self) | {"model": self.model.to_json()}
+        value = {name: getattr(self, name) for name in self.__slots__}
+        for name in _PARTS:  # their fields are plain; `asdict` would copy each of them deeply
+            part = value[name]
+            value[name] = {field: getattr(part, field) for field in part.__slots__}
+        return value | {"model": self.model.to_json()}
 
     @classmethod
     def from_json(cls, source: str | Mapping[str, Any]) -> Self:

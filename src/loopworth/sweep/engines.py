@@ -12,6 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+# For a step and a checkpoint of a large model, between the wish to stop and the end.
+GRACE_SECONDS = 120
+
 
 @dataclass(frozen=True, slots=True)
 class Resources:
@@ -37,18 +40,28 @@ class Resources:
 
         It ends with 0 when the run is complete, 75 when it was stopped with a checkpoint and wants
         to be started again (SIGTERM and SIGUSR1 do that), and 1 when it failed. Started twice, it
-        refuses; started again after its end, it returns at once.
+        refuses; started again after its end, it returns at once. A run on several GPUs is started
+        by torchrun, one process a device; it ends with 0 or 1, since torchrun passes on no other.
         """
+        launcher = [sys.executable, "-m", "loopworth"]
+        if self.gpus > 1:
+            # A signal to save is for the processes; torchrun itself would die of it.
+            launcher = [
+                "/bin/sh", "-c", """trap '' USR1; exec "$@\"""", "torchrun",
+                sys.executable, "-m", "torch.distributed.run", "--standalone",
+                "--nproc-per-node", str(self.gpus), "-m", "loopworth",
+            ]  # fmt: skip
         return [
-            sys.executable, "-m", "loopworth", "run", *map(str, arguments),
+            *launcher, "run", *map(str, arguments),
             "--threads", str(self.threads), "--device", self.device,
             "--save-every", self.save_every,
         ]  # fmt: skip
 
     def environment(self) -> dict[str, str]:
-        """Return the variables that hold the libraries of a run to its threads."""
+        """Return the variables of a run: its libraries are held to its threads."""
         names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-        return dict.fromkeys(names, str(self.threads))
+        several = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(GRACE_SECONDS)} if self.gpus > 1 else {}
+        return dict.fromkeys(names, str(self.threads)) | several
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,14 +73,14 @@ class Cell:
         return self.hash[:16]
 
     @classmethod
-    def of(cls, planned: PlannedRun) -> Self:
-        """Return the cell of a planned run."""
+    def of(cls, planned: PlannedRun, spec_hash: str) -> Self:
+        """Return the cell of a planned run with this content hash."""
         there = planned.horizon
         return cls(
-            name=planned.name,
+            name=planned.named(spec_hash),
             study=planned.study,
             role=planned.role,
-            hash=planned.run.content_hash(),
+            hash=spec_hash,
             steps=there.steps,
             tokens=there.tokens,
             flops=there.flops,
@@ -168,7 +168,8 @@ class SweepFolder:
         something else's, or cannot be written.
         """
         here = {cell.hash for cell in self.cells}
-        new = [Cell.of(p) for p in plan.runs if p.run.content_hash() not in here]
+        hashed = ((planned, planned.run.content_hash()) for planned in plan.runs)
+        new = [Cell.of(planned, key) for planned, key in hashed if key not in here]
         reused = len(plan.runs) - len(new)
         if self.exists and not reused and not foreign:
             raise ValueError(

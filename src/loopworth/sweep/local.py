@@ -14,9 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from loopworth.sweep.engines import Poll, Resources
+from loopworth.sweep.engines import GRACE_SECONDS, Poll, Resources
 
-_GRACE_SECONDS = 120.0  # a step and a checkpoint of the largest model that a workstation holds
 _TAIL = 3  # lines of a worker's log that are told when it dies
 
 
@@ -147,7 +146,7 @@ class LocalEngine:
 
     def cancel(self) -> None:
         """Ask every worker to save and stop; end those that do not within two minutes."""
-        deadline = time.monotonic() + _GRACE_SECONDS
+        deadline = time.monotonic() + GRACE_SECONDS
         while living := [slot for slot in self._slots if slot.process is not None]:
             late = time.monotonic() > deadline
             for slot in living:
