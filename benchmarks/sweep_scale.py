@@ -56,13 +56,18 @@ def main() -> None:
         table = collect(SweepFolder(sweep.path))
         collected = time.perf_counter()
         times = {
-            "recipe": made - start, "planned": planned - made, "listed, none started": empty - planned,
-            "listed, all complete": listed - ready, "collected": collected - listed,
-        }  # fmt: skip
+            "recipe": made - start,
+            "planned": planned - made,
+            "listed, none started": empty - planned,
+            "listed, all complete": listed - ready,
+            "collected": collected - listed,
+        }
         for name, seconds in times.items():
             print(f"{name:<22} {seconds:6.2f} s")
         memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        print(f"{len(table.rows)} runs, {sum(times.values()):.1f} s in all, {memory:.0f} MiB at most")
+        print(
+            f"{len(table.rows)} runs, {sum(times.values()):.1f} s in all, {memory:.0f} MiB at most"
+        )
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from loopworth.sweep.folder import SweepFolder
-from sweep_kills import children, kill_at_random
+from sweep_killer import children, kill_at_random
 from sweep_runs import HERE, launch, plan, table, with_seeds
 from train_runs import make_data, train_here, untimed
 
