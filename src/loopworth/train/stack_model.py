@@ -97,7 +97,8 @@ def _layer_views(banks: Banks, row: int) -> dict[str, Tensor]:
 def _lanes(spec: ModelSpec, flat: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """View a cell's part of the lanes' bank as alpha (R, L), mix (R, L, L) and beta (R, L)."""
     loops, lanes = int(spec.recurrence), spec.n_lanes
-    alpha, mix, beta = flat.split((loops * lanes, loops * lanes * lanes, loops * lanes))
+    sizes = [loops * lanes, loops * lanes * lanes, loops * lanes]
+    alpha, mix, beta = torch.split(flat, sizes)
     return alpha.view(loops, lanes), mix.view(loops, lanes, lanes), beta.view(loops, lanes)
 
 
@@ -220,7 +221,7 @@ class StackedModel:
     def vector_banks(self, flat: Tensor) -> dict[str, Tensor]:
         """View a flat tensor of the vectors' size, such as their gradients, as banks."""
         names = [name for name in VECTORS if name in self.banks]
-        parts = flat.split([self.banks[name].numel() for name in names])
+        parts = torch.split(flat, [self.banks[name].numel() for name in names])
         shapes = [self.banks[name].shape for name in names]
         return {n: p.view(shape) for n, p, shape in zip(names, parts, shapes, strict=True)}
 
@@ -275,7 +276,7 @@ class StackedModel:
         """
         if not self._linear:
             return None
-        of_e, of_state = self.banks["inject"].split(e.shape[1], dim=-1)
+        of_e, of_state = self.banks["inject"].chunk(2, dim=-1)
         here = slice(self._linear[0].position, self._linear[-1].position + 1)
         return torch.bmm(of_e, e[here]), of_state
 
@@ -283,7 +284,7 @@ class StackedModel:
         """Close and open the recurrences that end and begin between two layers."""
         if len(segments) == 1:
             return self._pass_segment(x, loop, segments[0])
-        parts = x.split([len(segment.cells) for segment in segments])
+        parts = torch.split(x, [len(segment.cells) for segment in segments])
         return torch.cat(
             [self._pass_segment(x, loop, s) for x, s in zip(parts, segments, strict=True)]
         )
@@ -395,7 +396,9 @@ def _make_banks(
     sizes = [torch.Size(shapes[name]).numel() for name in VECTORS if name in shapes]
     flat, gradients = (torch.zeros(sum(sizes), dtype=dtype) for _ in range(2))
     names = [name for name in VECTORS if name in shapes]
-    for name, part, slope in zip(names, flat.split(sizes), gradients.split(sizes), strict=True):
+    for name, part, slope in zip(
+        names, torch.split(flat, sizes), torch.split(gradients, sizes), strict=True
+    ):
         banks[name] = part.detach().view(shapes[name]).requires_grad_()
         banks[name].grad = slope.view(shapes[name])
     return banks, flat, gradients

@@ -134,17 +134,18 @@ class StackedOptimizer:
 
 
 def _norms(matrices: Tensor) -> Tensor:
-    return torch.linalg.matrix_norm(matrices.detach())
+    norms: Tensor = torch.linalg.matrix_norm(matrices.detach())
+    return norms
 
 
 def _square_sums(bank: Tensor) -> Tensor:
-    flat = bank.flatten(1)
-    return torch.linalg.vector_norm(flat, dim=1).square_()
+    norms: Tensor = torch.linalg.vector_norm(bank.flatten(1), dim=1)
+    return norms.square_()
 
 
 def _radius_views(cell: Cell, radii: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the radii of a cell's matrices by name."""
-    found = {}
+    found: dict[str, Tensor] = {}
     for row, name in enumerate(cell.layers, start=cell.first):
         found |= {f"{name}.{k}": radii["square"][row, i] for i, k in enumerate("qkvo")}
         found |= {f"{name}.{k}": radii["wide"][row, i] for i, k in enumerate(("up", "down"))}
