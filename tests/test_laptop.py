@@ -7,8 +7,8 @@ import pytest
 
 from loopworth.plan.stacking import stacks
 from loopworth.recipes import load_plan
-from loopworth.recipes.laptop import GRIDS, HEAD_DIMS, PROBES, probe
-from loopworth.spec import DataSpec, ModelSpec
+from loopworth.recipes.laptop import GRIDS, PROBES, probe
+from loopworth.spec import DataSpec
 from loopworth.train.transfer import peak_rates
 from train_runs import make_data
 
@@ -73,11 +73,6 @@ def test_windows_are_half_of_the_recurrence_rounded_up() -> None:
 def test_an_unknown_probe_is_refused() -> None:
     with pytest.raises(ValueError, match="'truncated' is no probe of laptop"):
         probe("truncated", DataSpec())
-
-
-def test_heads_divide_the_widths() -> None:
-    for width, head_dim in HEAD_DIMS.items():
-        assert ModelSpec(width, head_dim=head_dim).n_heads >= 1
 
 
 def test_text_of_ones_own_decides_the_vocabulary(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from loopworth.train.metrics import read_metrics as read_metrics
     from loopworth.train.result import TrainResult as TrainResult
     from loopworth.train.saving import Diverged as Diverged
+    from loopworth.train.stack import train_stack as train_stack
 
 _EVENTS = ("Event", "Finished", "Noted", "Saved", "Started", "Stepped", "Stopped", "Validated")
 _HOMES = dict.fromkeys(_EVENTS, "events") | {
@@ -31,6 +32,7 @@ _HOMES = dict.fromkeys(_EVENTS, "events") | {
     "TrainResult": "result",
     "read_metrics": "metrics",
     "train": "loop",
+    "train_stack": "stack",
 }
 
 

@@ -16,7 +16,8 @@ from torch import Tensor
 from loopworth.spec import OptimSpec
 from loopworth.train.optim import LoopOptimizer
 from loopworth.train.polar import orthogonalise
-from loopworth.train.stack_model import MATRICES, VECTORS, Cell, StackedModel
+from loopworth.train.stack_banks import MATRICES, VECTORS, Cell
+from loopworth.train.stack_model import StackedModel
 
 _Peaks = Mapping[str, float]
 _VECTOR_GROUPS = {"embedding": "embedding", "head": "head", "lanes": "injection"}
