@@ -26,7 +26,7 @@ def make_plan(runs: int) -> Plan:
         "batch_tokens": 512, "validation_tokens": 2**14,
         "optim": OptimSpec(matrix_lr=0.02, batch_exponent=0),
     }  # fmt: skip
-    made = iso_depth({2e10: [16, 24, 32]}, depth=10, ends=(1, 1), model=model, run=run)
+    made = iso_depth({6e10: [16, 24, 32]}, depth=10, ends=(1, 1), model=model, run=run)
     return Plan("kills", made[:runs])
 
 
@@ -52,7 +52,7 @@ def main() -> None:
             else:
                 quiet = ["sh", "-c", 'exec "$@" >/dev/null', "sh", *command]
                 killed = kill_at_random(
-                    sweep, quiet, options.kills, options.seed, 12.0, lambda line: print(line)
+                    sweep, quiet, options.kills, options.seed, 10.0, lambda line: print(line)
                 )
             seconds.append(time.monotonic() - start)
             tables.append((sweep.path / "runs.csv").read_bytes())

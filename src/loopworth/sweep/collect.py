@@ -1,7 +1,8 @@
 """The run table of a sweep: one row a complete run, as `loopworth fit` reads it.
 
 The table depends on the plan and on the results alone: not on the order in which runs were done, on
-the workers, or on interruptions. So what a clock measured is left out; result.json keeps it.
+the workers, or on interruptions. So what a clock measured is left out; result.json keeps it. A run
+that is not complete has its row without a loss, and so `fit` says what is missing.
 """
 
 from __future__ import annotations
@@ -22,22 +23,24 @@ _TIMED = ("seconds",)
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """The table of a sweep, and the runs that are not in it yet.
+    """The table of a sweep, in the order of the plan.
 
-    columns   its names, in order        rows   the complete runs, in the order of the plan
+    rows    those of the complete runs        missing   the other runs
+    table   the rows of all: for the others what is planned, and no loss
     """
 
     path: Path
-    columns: tuple[str, ...]
     rows: tuple[Mapping[str, Any], ...]
     missing: tuple[RunStatus, ...]
+    table: tuple[Mapping[str, Any], ...]
 
     def to_csv(self) -> str:
         """Return a header line and one line a run; an empty field is None."""
+        columns = dict.fromkeys(name for row in (*self.rows, *self.table) for name in row)
         out = io.StringIO()
-        writer = csv.DictWriter(out, self.columns, lineterminator="\n")
+        writer = csv.DictWriter(out, columns, lineterminator="\n")
         writer.writeheader()
-        writer.writerows(self.rows)
+        writer.writerows(self.table)
         return out.getvalue()
 
     def to_json(self) -> dict[str, Any]:
@@ -58,21 +61,35 @@ def collect(sweep: SweepFolder, to: Path | None = None) -> Collected:
     Raises ValueError where no run is complete, or the file cannot be written.
     """
     status = read_status(sweep)
-    rows = [_row(run) for run in status.runs if run.look.row is not None]
+    results = {run.cell.name: _row(run) for run in status.runs if run.look.row is not None}
+    rows = tuple(results.values())
     missing = tuple(run for run in status.runs if run.look.row is None)
     if not rows:
         raise ValueError(
             f"no run of {sweep.path} is complete yet; see `loopworth sweep status {sweep.path}`"
         )
-    columns = dict.fromkeys(name for row in rows for name in row)
-    place = to or sweep.path / TABLE
-    table = Collected(place, tuple(columns), tuple(rows), missing)
-    write_whole(place, table.to_csv().encode())
-    return table
+    table = [results.get(run.cell.name) or _blank(run, rows[0]) for run in status.runs]
+    collected = Collected(to or sweep.path / TABLE, rows, missing, tuple(table))
+    write_whole(collected.path, collected.to_csv().encode())
+    return collected
 
 
 def _row(run: RunStatus) -> dict[str, Any]:
     """Return the row of a complete run: where it stands in the sweep, then what came of it."""
     assert run.look.row is not None
-    place = {"study": run.cell.study, "role": run.cell.role}
-    return place | {name: value for name, value in run.look.row.items() if name not in _TIMED}
+    row = {name: value for name, value in run.look.row.items() if name not in _TIMED}
+    return _place(run) | row
+
+
+def _blank(run: RunStatus, like: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the row of a run that is not complete: what is known of it beforehand."""
+    cell = run.cell
+    known = {**cell.spec, **cell.spec["model"]} | {
+        "run_id": cell.run_id, "tokens": cell.tokens, "budget_flops": cell.budget,
+        "train_flops_per_token": cell.flops / cell.tokens,
+    }  # fmt: skip
+    return _place(run) | {name: known[name] for name in like if name in known}
+
+
+def _place(run: RunStatus) -> dict[str, Any]:
+    return {"study": run.cell.study, "role": run.cell.role, "state": run.state}

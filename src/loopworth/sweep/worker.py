@@ -12,6 +12,7 @@ import queue
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -40,17 +41,16 @@ class Worker:
         self._work, self._lost = work, lost
         self._folders: queue.Queue[Path | None] = queue.Queue()
         self._busy = self._asked = False
+        self._orphaned = threading.Event()
 
     def serve(self) -> int:
         """Work until there is no more; return the code that the process should exit with."""
         before = signal.signal(signal.SIGTERM, self._stop)
         threading.Thread(target=self._listen, name="launcher", daemon=True).start()
         try:
-            while (path := self._folders.get()) is not None:
+            while (path := self._folders.get()) is not None and not self._unwanted:
                 if not self._do(path):
                     return 1
-                if self._asked:
-                    return EXIT_STOPPED
             return EXIT_STOPPED if self._asked else 0
         except _StoppedIdleError:
             return EXIT_STOPPED
@@ -72,15 +72,21 @@ class Worker:
         self._busy = False
         return sound
 
+    @property
+    def _unwanted(self) -> bool:
+        return self._asked or self._orphaned.is_set()
+
     def _unless_asked(self, run: RunSpec, path: Path) -> bool:
-        return False if self._asked else self._work(run, path)
+        return False if self._unwanted else self._work(run, path)
 
     def _listen(self) -> None:
         for line in self._source:
             self._folders.put(Path(json.loads(line)["run"]))
+        self._orphaned.set()
         self._folders.put(None)
-        if self._busy:  # the launcher is gone; training saves on this signal
+        while self._busy:  # the launcher is gone; training saves on this signal
             os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(1.0)
 
     def _stop(self, _number: int, _frame: FrameType | None) -> None:
         self._asked = True
