@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from loopworth.plan import Plan
 from loopworth.sweep.folder import SweepFolder
 from sweep_killer import children, kill_at_random
 from sweep_runs import HERE, launch, plan, table, with_seeds
@@ -19,14 +20,13 @@ def data(tmp_path_factory):
     return make_data(tmp_path_factory.mktemp("data"))
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_the_table_of_a_killed_sweep_is_that_of_an_undisturbed_one(data, tmp_path, seed):
+def test_the_table_of_a_killed_sweep_is_that_of_an_undisturbed_one(data, tmp_path):
     made = with_seeds(data, *range(12))
     undisturbed, killed = SweepFolder(tmp_path / "undisturbed"), SweepFolder(tmp_path / "killed")
     launch(undisturbed, made)
     killed.grow(made)
     command = [sys.executable, str(HERE / "sweep_runs.py"), str(killed.path), "1000"]
-    assert sum(kill_at_random(killed, command, 6, seed, 0.7).values()) > 1
+    assert sum(kill_at_random(killed, command, 8, 1, 0.7).values()) > 1
     assert table(killed) == table(undisturbed)
     left = [path.name for path in killed.path.glob("runs/*/claim")] + [
         path.name for path in killed.path.iterdir() if path.name in ("launcher", "stop")
@@ -35,7 +35,7 @@ def test_the_table_of_a_killed_sweep_is_that_of_an_undisturbed_one(data, tmp_pat
 
 
 def test_real_training_survives_the_death_of_its_worker(data, tmp_path):
-    made = plan(data, budgets=[2e9], widths=[16])
+    made = Plan("real", plan(data, budgets=[1e9], widths=[16]).runs[1:])
     undisturbed, killed = SweepFolder(tmp_path / "undisturbed"), SweepFolder(tmp_path / "killed")
     undisturbed.grow(made)
     killed.grow(made)
@@ -43,7 +43,7 @@ def test_real_training_survives_the_death_of_its_worker(data, tmp_path):
         train_here(planned.run, undisturbed.run_path(cell))
     command = [
         sys.executable, "-m", "loopworth", "sweep", "start", "--out", str(killed.path), "-q",
-        "--workers", "1", "--device", "cpu", "--save-every", "5", "--json",
+        "--workers", "1", "--device", "cpu", "--save-every", "4", "--json",
     ]  # fmt: skip
     with subprocess.Popen(command, stdout=subprocess.PIPE) as launcher:
         while not list(killed.path.glob("runs/*/checkpoint/step-*")):
@@ -52,7 +52,7 @@ def test_real_training_survives_the_death_of_its_worker(data, tmp_path):
             os.kill(worker, signal.SIGKILL)
         shown = json.loads(launcher.communicate()[0])
     assert launcher.returncode == 0
-    assert shown["counts"]["complete"] == 2
+    assert shown["counts"]["complete"] == 1
     assert (killed.path / "runs.csv").read_text() == table(undisturbed)
     for cell in killed.cells:
         assert untimed(killed.run_path(cell)) == untimed(undisturbed.run_path(cell))

@@ -65,7 +65,9 @@ def _serve(machine: dict[str, Any]) -> int:
 
     faulthandler.enable()  # a crash leaves its place in the worker's log
     source, answers = private_streams()
-    return Worker(source, answers, _Trainer(machine, None), _lost).serve()
+    work = _Trainer(machine, None)
+    work.warm_up()  # before any run is claimed
+    return Worker(source, answers, work, _lost).serve()
 
 
 def _run_one(folder: Path, machine: dict[str, Any], as_json: bool, quiet: bool) -> int:
@@ -74,7 +76,7 @@ def _run_one(folder: Path, machine: dict[str, Any], as_json: bool, quiet: bool) 
 
     from loopworth.report.train_text import TrainProgress, result_page
     from loopworth.sweep.files import read_object
-    from loopworth.sweep.run import run_folder
+    from loopworth.sweep.run import look, run_folder
 
     progress = None if quiet else TrainProgress()
     work = _Trainer(machine, progress)
@@ -82,7 +84,8 @@ def _run_one(folder: Path, machine: dict[str, Any], as_json: bool, quiet: bool) 
         from loopworth.spec import RunSpec
 
         spec = RunSpec.from_json((folder / "spec.json").read_text(encoding="utf-8"))
-        return 0 if work(spec, folder) else EXIT_STOPPED
+        complete = look(folder, spec.content_hash()[:16]).state == "complete"  # the first is gone
+        return 0 if complete or work(spec, folder) else EXIT_STOPPED
     try:
         state = run_folder(folder, work, _lost)
     finally:
@@ -109,14 +112,18 @@ class _Trainer:
         """Train a run in its folder; say whether it is complete."""
         from loopworth.train import Machine, train
 
-        if "peak_flops" not in self.machine:
-            self.machine["peak_flops"] = self._peak()
         result = train(spec, path, Machine(**self.machine), self.watch)
         self.reason = result.reason
         return result.complete
 
+    def warm_up(self) -> None:
+        """Import what training needs, and measure a CPU, which every run would else do anew."""
+        from loopworth.train import train
+
+        assert train is not None  # imported when it is named
+        self.machine["peak_flops"] = self._peak()
+
     def _peak(self) -> float | None:
-        """Return the peak of a CPU, which training would else measure for every run."""
         import torch
 
         from loopworth.train.machine import measured_gemm
