@@ -337,6 +337,36 @@ class TestUnlooped:
         assert "unlooped_runs_differ" not in codes(compare(BASE, HYPER, bootstrap=0).findings)
 
 
+class TestOddTables:
+    def test_the_same_runs_are_no_method(self) -> None:
+        found = compare(BASE, BASE.select(BASE.budgets < 2e18), bootstrap=0)
+        assert "same_runs" in codes(found.findings)
+        assert "same_runs" not in codes(compare(BASE, HYPER, bootstrap=0).findings)
+
+    def test_another_count_of_the_same_runs_is_seen(self) -> None:
+        columns = BASE.to_columns()
+        names = ("recurrence", "tokens", "val_loss", "budget_flops")
+        all_in_loop = {"n_once": np.zeros(len(BASE)), "n_rec": BASE.n_once + BASE.n_rec}
+        other = load_runs({name: columns[name] for name in names} | all_in_loop)
+        (finding,) = (
+            x for x in compare(BASE, other, bootstrap=0).findings if x.code == "counts_differ"
+        )
+        assert finding.message.startswith("80 runs have the same recurrence")
+
+    def test_noise_that_hides_phi_is_said_of_its_table(self) -> None:
+        rng = np.random.default_rng(0)
+        other = with_loss(HYPER, HYPER.val_loss + 0.15 * rng.standard_normal(len(HYPER)))
+        (method,) = compare(BASE, other, bootstrap=60).methods
+        (finding,) = (x for x in method.findings if x.code == "noise_hides_phi")
+        assert finding.message.startswith("The runs of ")
+
+    def test_no_sign_is_established_between_different_recurrences(self) -> None:
+        (method,) = compare(BASE, HYPER.select(HYPER.recurrence < 8), bootstrap=60).methods
+        assert method.delta_phi is not None
+        assert method.delta_phi.established
+        assert "the tables were run at different r" in method.sentence
+
+
 # What is refused, and what is said
 
 

@@ -178,9 +178,15 @@ def _(rng: np.random.Generator, loss: float) -> tuple[Columns, Rows]:
     return direct("budget_flops") | {"val_loss": [loss] * 116}, set(range(1, 117))
 
 
-@entry("noise of nats", "scatter", "noise_hides_phi", 0.12, 0.2)
+@entry("noise of nats", "scatter", "noise_hides_phi law_explains_little", 0.1, 0.2)
 def _(rng: np.random.Generator, nats: float) -> tuple[Columns, Rows]:
     return law_of(direct("budget_flops"), rng, seed=nats), set()
+
+
+@entry("losses of other rows", "scatter", "law_explains_little", also="isoflop_opens_downwards")
+def _(rng: np.random.Generator) -> tuple[Columns, Rows]:
+    columns = direct("budget_flops")
+    return columns | {"val_loss": rng.permutation(columns["val_loss"]).tolist()}, set()
 
 
 @entry("four rows", "design", "fewer_rows_than_parameters", also="one_recurrence single_budget")

@@ -256,7 +256,7 @@ class _Desk:
                 continue
             local[mask] = judged[1]
             self.findings += outlier_findings(part, judged[0], (explained | done)[mask])
-            if not self._has(*_REFUSING, "noise_hides_phi"):
+            if not self._has(*_REFUSING, "noise_hides_phi", "law_explains_little"):
                 self.findings += scatter_findings(judged[2])
             done |= mask  # unlooped runs are judged once
         return local if done.all() else None

@@ -48,7 +48,7 @@ KINDS = (
     _kind("budgets", "budgets on target",
           "budget_disagrees budget_off_target budgets_joined budgets_chained"),
     _kind("scatter", "losses that differ, by more than noise",
-          "losses_all_equal noise_hides_phi"),
+          "losses_all_equal law_explains_little noise_hides_phi"),
     _kind("diverged", "no diverged run", "diverged_runs"),
     _kind("tuning", "runs and cells on the law",
           "under_tuned below_the_law cell_above_the_law cell_below_the_law"),

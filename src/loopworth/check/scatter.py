@@ -14,6 +14,8 @@ from loopworth.quantities import format_count
 from loopworth.runs import RunTable
 
 _FEWEST = 3
+_VERY_NOISY = 0.4  # scatter over what phi can do, from which a table is noisy whatever its size
+_EXPLAINS_LITTLE = 0.5  # R2 of a law below which the losses hardly depend on what was run
 _SAME_DIRECTION = 1e-13
 
 
@@ -35,11 +37,14 @@ def equal_findings(table: RunTable) -> list[Finding]:
 
 
 def scatter_findings(reference: Reference) -> list[Finding]:
-    """Find runs that scatter so much that their phi would be known to no better than 0.5.
+    """Find losses that hardly follow the law, and runs that scatter as much as phi moves them.
 
     `reference` is a robust law of one phi. Its standard error is that of least squares with the
     robust standard deviation of the runs that agree with it.
     """
+    poor = _poor_law(reference)
+    if poor:
+        return poor
     problem, theta = reference.problem, reference.theta
     if "phi" not in problem.names:
         return []
@@ -55,7 +60,8 @@ def scatter_findings(reference: Reference) -> list[Finding]:
     loss = float(np.median(reference.rows.val_loss[reference.trusted]))
     width = 2 * NORMAL * reference.scale * float(np.sqrt(inverse)) / float(length[GAIN])
     scatter, reach = reference.scale * loss, reach_of_phi(problem, theta)
-    if width <= PHI_WIDE or scatter <= NOISY * reach:
+    hidden = width > PHI_WIDE and scatter > NOISY * reach
+    if not hidden and scatter <= _VERY_NOISY * reach:
         return []
     return [
         Finding(
@@ -63,9 +69,30 @@ def scatter_findings(reference: Reference) -> list[Finding]:
             "warning",
             f"Single runs scatter by {1e3 * scatter:.0f} mnats around the law, and phi = 1 instead "
             f"of 0 changes the loss of a looped run by {1e3 * reach:.0f} mnats: a 95 % interval of "
-            f"phi would be about {width:.1f} wide.",
+            f"phi would be about {width:.2g} wide.",
             remedy="Look for what scatters the losses (a short evaluation, unequal recipes, a "
             "wrong column), or add many runs.",
             evidence={"scatter": scatter, "reach": reach, "width": width},
+        )
+    ]
+
+
+def _poor_law(reference: Reference) -> list[Finding]:
+    """Find losses that have next to nothing to do with parameters, tokens and recurrences."""
+    residual = reference.log_residual[reference.trusted]
+    log_loss = np.log(reference.rows.val_loss[reference.trusted])
+    spread = float(((log_loss - log_loss.mean()) ** 2).sum())
+    r2 = 1.0 - float((residual**2).sum()) / spread if spread > 0 else 0.0
+    if r2 >= _EXPLAINS_LITTLE:
+        return []
+    return [
+        Finding(
+            "law_explains_little",
+            "warning",
+            f"The best law explains {100 * max(r2, 0.0):.0f} % of the variance of the losses: they "
+            "hardly depend on parameters, tokens and recurrences.",
+            remedy="Check that each loss is in the row of its run, and that the runs differ enough "
+            "in size and tokens to differ in loss.",
+            evidence={"r2": r2},
         )
     ]

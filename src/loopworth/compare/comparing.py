@@ -73,6 +73,7 @@ class MethodComparison:
 
     name: str
     base_name: str
+    base_recurrences: tuple[float, ...]
     runs: RunTable
     gain: dict[str, Estimate]
     delta: dict[str, Difference]
@@ -103,7 +104,8 @@ class MethodComparison:
         ((constant, change),) = self.delta.items()
         if change.estimate == 0 and change.ci95 in (None, (0.0, 0.0)):
             return f"With {self.name} {constant} is the same as in {self.base_name}."
-        return f"With {self.name} {constant} changes by {change.words}{_sign(change)}."
+        alike = self.base_recurrences == tuple(_recurrences(self.runs))
+        return f"With {self.name} {constant} changes by {change.words}{_sign(change, alike)}."
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values."""
@@ -332,6 +334,7 @@ def _method(base: TableFit, method: TableFit, pairing: Pairing) -> MethodCompari
     return MethodComparison(
         name=method.name,
         base_name=base.name,
+        base_recurrences=tuple(_recurrences(base.runs)),
         runs=method.runs,
         gain=_gain(method),
         delta=delta,
@@ -359,9 +362,11 @@ def _changes(base: TableFit, method: TableFit) -> Iterator[GainChange]:
         )
 
 
-def _sign(change: Difference) -> str:
+def _sign(change: Difference, alike: bool) -> str:
     if change.p_positive is None:
         return ""
+    if change.established and not alike:
+        return "; the interval leaves out 0, but the tables were run at different r"
     if change.established:
         return "; the sign is established"
     likely = ("<", 1 - change.p_positive) if change.estimate < 0 else (">", change.p_positive)

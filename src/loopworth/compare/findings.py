@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from loopworth.compare.decomposition import Decomposition
-from loopworth.compare.draws import TableFit, change_of
+from loopworth.compare.draws import TableFit, change_of, estimate_interval
 from loopworth.compare.variants import Variants
 from loopworth.findings import Finding, join_words
+from loopworth.law.identify import phi_findings
 from loopworth.law.joint import GAIN
 from loopworth.law.rivals import DECISIVE_AICC
 from loopworth.law.valley import same_interval, valley_findings
@@ -16,6 +17,11 @@ from loopworth.law.valley import same_interval, valley_findings
 def table_findings(fit: TableFit) -> Iterator[Finding]:
     """Yield what one table says about the law that it is compared under."""
     yield from (each for each in fit.runs.findings if each.severity != "note")
+    main = fit.law
+    if main.bootstrap is not None and "phi" in main.problem.names:
+        ends = estimate_interval(main, main.problem.names.index("phi"))
+        whose = f"The runs of {fit.name}"
+        yield from phi_findings(main.problem, main.optimum.theta, main.goodness, ends, whose)
     free = fit.free
     if free is None:
         yield Finding(

@@ -250,7 +250,39 @@ def _differences(names: Sequence[str], tables: Sequence[RunTable]) -> Iterator[F
                 "that of method and recipe together.",
                 remedy="Compare runs of one recipe.",
             )
+        yield from _same_runs(names[0], base, name, table)
         yield from _unlooped(names[0], base, name, table)
+
+
+def _same_runs(base_name: str, base: RunTable, name: str, method: RunTable) -> Iterator[Finding]:
+    """Say that both tables hold the same looped runs, counted alike or not."""
+    looped = method.recurrence > 1
+    if looped.any() and shared_rows(base, method)[looped].all():
+        yield Finding(
+            "same_runs",
+            "warning",
+            f"Every looped run of {name} is a run of {base_name}, so there is no other method in "
+            "what is compared.",
+            remedy="Check that the right tables were named.",
+        )
+        return
+
+    def outcomes(table: RunTable) -> dict[tuple[float, ...], tuple[float, float]]:
+        keys = np.stack([table.recurrence, table.tokens, table.val_loss], axis=1).tolist()
+        counts = zip(table.n_once.tolist(), table.n_rec.tolist(), strict=True)
+        return dict(zip(map(tuple, keys), counts, strict=True))
+
+    ours, theirs = outcomes(base), outcomes(method)
+    other = [key for key in theirs if key in ours and ours[key] != theirs[key]]
+    if other:
+        yield Finding(
+            "counts_differ",
+            "warning",
+            f"{len(other)} run{'s have' if len(other) > 1 else ' has'} the same recurrence, tokens "
+            f"and loss in {base_name} and {name}, but another n_once or n_rec: the tables count "
+            "parameters differently, which moves phi as a method does.",
+            remedy="Count n_once and n_rec alike in both tables.",
+        )
 
 
 def _unlooped(base_name: str, base: RunTable, name: str, method: RunTable) -> Iterator[Finding]:

@@ -214,7 +214,11 @@ def reach_of_phi(problem: Problem, theta: FloatArray) -> float:
 
 
 def phi_findings(
-    problem: Problem, theta: FloatArray, good: Goodness, interval: Ends | None
+    problem: Problem,
+    theta: FloatArray,
+    good: Goodness,
+    interval: Ends | None,
+    whose: str = "These runs",
 ) -> Iterator[Finding]:
     """Yield that an interval of phi says next to nothing, and whether noise is the reason."""
     if interval is None or "phi" not in problem.names:
@@ -229,7 +233,7 @@ def phi_findings(
     yield Finding(
         "noise_hides_phi" if noisy else "phi_hardly_known",
         "warning",
-        f"These runs hardly say what phi is: its 95 % interval ({shown}) is {words}, and 0 to 1 is "
+        f"{whose} hardly say what phi is: its 95 % interval ({shown}) is {words}, and 0 to 1 is "
         f"all the way from a loop of no worth to fresh blocks. The runs miss the law by "
         f"{1e3 * good.rmse:.0f} mnats (R2 {good.r2:.2f}); phi = 1 instead of 0 changes the loss of "
         f"a looped run by {1e3 * reach:.0f} mnats.",

@@ -8,6 +8,7 @@ from rich.text import Text
 
 from loopworth.check import CheckReport
 from loopworth.findings import Finding
+from loopworth.quantities import format_count
 from loopworth.report.page import COLOURS, ROWS_OF_BUILTIN, where
 
 _HEADS = {
@@ -49,7 +50,7 @@ def check_page(report: CheckReport) -> Group:
 
 def _about(report: CheckReport) -> str:
     """Name the table, and count its usable rows where the verdict has not done so."""
-    usable = f"{report.n_usable} of {report.n_rows} rows usable"
+    usable = f"{format_count(report.n_usable)} of {format_count(report.n_rows)} rows usable"
     return f"Table {report.name}" if usable in report.verdict else f"{report.name}: {usable}"
 
 

@@ -66,11 +66,12 @@ def _check_loss_unit(draft: Draft, places: NDArray[np.int64]) -> None:
         remedy = _OTHER_LOSSES.get(unit.lower(), "convert it")
         message = (
             f"loss_unit is {unit!r} in {name_rows(draft.name(other))}, but val_loss must be in "
-            f"nats per token: {remedy}, and write nats."
+            "nats per token."
         )
+        remedy = f"{remedy[0].upper()}{remedy[1:]}, and write nats."
         evidence = {"loss_unit": unit}
         rows = draft.name(other)
-        raise RefusedTable(Finding("loss_unit_not_nats", "error", message, rows, "", evidence))
+        raise RefusedTable(Finding("loss_unit_not_nats", "error", message, rows, remedy, evidence))
 
 
 def _check_loss(draft: Draft, places: NDArray[np.int64]) -> list[Finding]:
