@@ -2,6 +2,7 @@
 
 import json
 import signal
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -78,7 +79,9 @@ def names_in(folder: Path) -> list[str]:
 
 def test_folders_are_those_of_runs_trained_alone(data, tmp_path):
     runs = stack_runs(data)
+    start = time.perf_counter()
     stacked = stack_here(runs, outs(tmp_path / "stack", runs))
+    assert 0 < sum(found.row["seconds"] for found in stacked) < time.perf_counter() - start
     for run, found in zip(runs, stacked, strict=True):
         alone = train_here(run, tmp_path / "alone" / found.out.name)
         assert found.complete

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loopworth.model import LoopedTransformer, build
@@ -59,6 +59,7 @@ def stacked_loss(stack, rows):
     return stack.forward(inputs.expand(cells, -1), targets.expand(cells, -1))
 
 
+@settings(max_examples=15)
 @given(
     st.sampled_from([(4, 4), (8, 4), (12, 12), (12, 6), (16, 8)]),
     st.integers(1, 3),
