@@ -77,9 +77,13 @@ class Poll:
 
 
 class Engine(Protocol):
-    """The place where runs are done. One launcher owns it."""
+    """The place where runs are done. One launcher owns it.
+
+    workers   how many runs it does at once; None where it does not know
+    """
 
     name: str
+    workers: int | None
 
     def room(self) -> int:
         """Return how many more runs can be submitted now; a cluster with a queue takes any."""

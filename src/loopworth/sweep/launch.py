@@ -283,7 +283,7 @@ def run_sweep(
     """
     if plan is None:
         sweep.require()
-    with sweep.hold(engine=engine.name, workers=engine.room()):
+    with sweep.hold(engine=engine.name, workers=engine.workers):
         (sweep.path / STOP).unlink(missing_ok=True)
         sweep.read()  # another launcher may have added runs since it was opened
         grown = None if plan is None else sweep.grow(plan, foreign=foreign)

@@ -52,6 +52,7 @@ class LocalEngine:
             )
         self._slots = [_Slot(k, tuple(gpus[k * each : (k + 1) * each])) for k in range(workers)]
         self._logs = logs
+        self.workers: int | None = workers
         self._selector = selectors.DefaultSelector()
         self._words: dict[Path, str] = {}
 
@@ -140,7 +141,7 @@ class LocalEngine:
             if stream is not None:
                 with suppress(OSError):
                     stream.close()
-        if slot.run is not None:
+        if slot.run is not None and (code or slot.persistent):
             self._words[slot.run] = _how(code) + self._tail(slot)
         slot.process = slot.run = None
 
