@@ -1,7 +1,8 @@
 """Measure training on a CPU: rate against GEMM, time against the ledger, looping, memory. Markdown.
 
 All times are medians of rounds in which the cases take turns, so that a busy machine slows all of
-them alike. FLOPs are the ledger's; the GEMM rate is the best that `torch.mm` reaches in fp32 here.
+them alike; with one thread they are CPU seconds, which other work on the machine hardly changes.
+FLOPs are the ledger's; the GEMM rate is the best that `torch.mm` reaches in fp32 here.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 
@@ -25,14 +27,16 @@ from loopworth.train.optim import build_optimizer
 from loopworth.unroll import trained
 
 VOCABULARY, CONTEXT, HEAD = 512, 256, 64
+STEP_TOKENS = 2**15  # the optimiser moves once a step, the passes run for each part of it
 LAYERS = {1: (0, 12, 0), 2: (2, 4, 2), 4: (2, 2, 2), 8: (2, 1, 2)}  # 12 layers a token, each
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--rows", type=int, default=16, help="sequences of a step")
+    parser.add_argument("--rows", type=int, default=8, help="sequences of a step")
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--only", nargs="*", metavar="PART", help="functions of this file")
     parser.add_argument("--peak", metavar="JSON", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.peak:
@@ -42,35 +46,37 @@ def main() -> None:
     print(
         f"{_processor()}, {options.threads} threads, Python {platform.python_version()}, ", end=""
     )
-    print(f"torch {torch.__version__}; steps of {options.rows} x {CONTEXT} tokens\n")
-    rate_against_gemm(options)
-    time_against_ledger(options)
-    looped_against_unrolled(options)
-    memory(options)
+    print(f"torch {torch.__version__}; steps of {options.rows} x {CONTEXT} tokens\n", flush=True)
+    for part in (rate_against_gemm, time_against_ledger, looped_against_unrolled, memory):
+        if not options.only or part.__name__ in options.only:
+            part(options)
+
+
+def clock() -> float:
+    return time.process_time() if torch.get_num_threads() == 1 else time.perf_counter()
 
 
 @dataclass
 class Case:
-    """One model, its step, and the times it took."""
+    """One model, its two passes, the move of its optimiser, and the times they took."""
 
     name: str
     spec: ModelSpec
-    step: Callable[[], None]
+    passes: Callable[[], None]
+    move: Callable[[], None]
     seconds: list[float]
+    moves: list[float]
 
     @property
     def median(self) -> float:
-        """Seconds a step."""
+        """Seconds of the two passes."""
         return statistics.median(self.seconds)
 
 
 def rate_against_gemm(options: argparse.Namespace) -> None:
-    """Compare FLOPs a second in a training step, optimiser included, with matrix products."""
+    """Compare FLOPs a second with matrix products: the two passes alone, and a whole step."""
     widths = (128, 256, 384, 512)
-    cases = [
-        make_case(f"{width}", replace(looped(width, 4), vocab_size=VOCABULARY), options.rows)
-        for width in widths
-    ]
+    cases = [make_case(f"{width}", looped(width, 4), options.rows) for width in widths]
     products = {width: gemm(width, options.rows) for width in widths}
     best = dict.fromkeys(widths, 0.0)
     for _ in range(options.rounds):
@@ -79,13 +85,19 @@ def rate_against_gemm(options: argparse.Namespace) -> None:
             run_once(case)
     machine = max(best.values())
     print("### Share of the GEMM rate, r = 4\n")
-    print("| width | GFLOP/s of a step | GEMM of its sizes | best GEMM | share of the best |")
-    print("|---|---|---|---|---|")
+    print(
+        f"| width | passes, GFLOP/s | best GEMM | share | optimiser, ms | share of a step of "
+        f"{STEP_TOKENS:,} tokens |"
+    )
+    print("|---|---|---|---|---|---|")
     for width, case in zip(widths, cases, strict=True):
-        rate = step_flops(case.spec, options.rows) / case.median
+        flops = step_flops(case.spec, options.rows)
+        passes = STEP_TOKENS / (options.rows * CONTEXT)
+        whole = passes * flops / (passes * case.median + statistics.median(case.moves))
         print(
-            f"| {width} | {rate / 1e9:.0f} | {best[width] / 1e9:.0f} | {machine / 1e9:.0f} "
-            f"| {rate / machine:.0%} |",
+            f"| {width} | {flops / case.median / 1e9:.0f} | {machine / 1e9:.0f} "
+            f"| {flops / case.median / machine:.0%} | {1e3 * statistics.median(case.moves):.0f} "
+            f"| {whole / machine:.0%} |",
             flush=True,
         )
 
@@ -99,10 +111,10 @@ def gemm(width: int, rows: int) -> tuple[Callable[[], object], float]:
 
 def timed_rate(product: Callable[[], object], flops: float) -> float:
     product()
-    start = time.perf_counter()
+    start = clock()
     for _ in range(5):
         product()
-    return 5 * flops / (time.perf_counter() - start)
+    return 5 * flops / (clock() - start)
 
 
 def time_against_ledger(options: argparse.Namespace) -> None:
@@ -184,17 +196,21 @@ def _memory_spec(recurrence: int) -> ModelSpec:
 
 
 def _peak_bytes(case: str) -> int:
-    """Return what a pass adds to the largest resident size of this new process."""
-    import resource
-
+    """Return what a pass adds to the largest resident size of this new process (Linux)."""
     recurrence, checkpoint, rows = (int(part) for part in case.split(","))
     torch.set_num_threads(1)
     model = build(_memory_spec(recurrence))
     tokens = torch.zeros(rows, CONTEXT, dtype=torch.int64)
     model(tokens[:1], tokens[:1]).backward()  # gradients, and what the first pass ever allocates
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    Path("/proc/self/clear_refs").write_text("5")  # the largest size is counted from here
+    before = _largest_size()
     model(tokens, tokens, checkpoint=bool(checkpoint)).backward()
-    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+    return _largest_size() - before
+
+
+def _largest_size() -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
 
 
 def looped(width: int, recurrence: int, **fields: object) -> ModelSpec:
@@ -205,7 +221,7 @@ def looped(width: int, recurrence: int, **fields: object) -> ModelSpec:
 
 
 def make_case(name: str, spec: ModelSpec, rows: int) -> Case:
-    """Build a model and a whole step: both passes and the optimiser."""
+    """Build a model, its passes over the rows of a step, and its optimiser."""
     model = build(spec)
     optimiser = build_optimizer(
         model.parameter_groups(), OptimSpec(), model=spec, batch_tokens=rows * CONTEXT,
@@ -215,19 +231,25 @@ def make_case(name: str, spec: ModelSpec, rows: int) -> Case:
     tokens = torch.randint(VOCABULARY, (rows, CONTEXT + 1), generator=generator)
     unroll = trained(spec)
 
-    def step() -> None:
+    def passes() -> None:
         model(tokens[:, :-1], tokens[:, 1:], unroll=unroll).backward()
+
+    def move() -> None:
         optimiser.step()
         optimiser.zero_grad()
 
-    step()
-    return Case(name, spec, step, [])
+    passes()
+    move()
+    return Case(name, spec, passes, move, [], [])
 
 
 def run_once(case: Case) -> None:
-    start = time.perf_counter()
-    case.step()
-    case.seconds.append(time.perf_counter() - start)
+    start = clock()
+    case.passes()
+    middle = clock()
+    case.move()
+    case.seconds.append(middle - start)
+    case.moves.append(clock() - middle)
 
 
 def take_turns(specs: dict[str, ModelSpec], options: argparse.Namespace) -> dict[str, Case]:
@@ -243,8 +265,6 @@ def step_flops(spec: ModelSpec, rows: int) -> float:
 
 
 def _processor() -> str:
-    from pathlib import Path
-
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
             return line.split(":", 1)[1].strip()
