@@ -1,6 +1,7 @@
 """Sweeps from plan to table: what is done, what is kept, what is said about runs that fail."""
 
 import csv
+import errno
 import io
 import json
 import os
@@ -292,6 +293,26 @@ def test_a_disk_that_takes_no_more_ends_the_sweep_and_nothing_is_lost(sweep, dat
     assert read_status(sweep).counts["running"] == 0
     launch(sweep)
     assert sorted(states(sweep).values()) == ["complete"] * 3 + ["failed"]
+
+
+def test_a_run_that_found_the_disk_full_has_not_failed(sweep, data):
+    sweep.grow(with_seeds(data, 1))
+    place = sweep.prepare(sweep.cells[0])
+
+    def no_room(*_):
+        try:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        except OSError as problem:
+            raise ValueError("the checkpoint could not be written") from problem
+
+    with pytest.raises(ValueError, match="the checkpoint could not be written"):
+        run_folder(place, no_room)
+    found = read_status(sweep).runs[0].look
+    assert (found.state, found.error, found.lost) == (
+        "stopped", "the checkpoint could not be written", 1,
+    )  # fmt: skip
+    launch(sweep)
+    assert read_status(sweep).complete
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")

@@ -11,6 +11,7 @@ The rest is what training keeps: checkpoint/, metrics.jsonl, environment.json, l
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -26,6 +27,7 @@ from loopworth.sweep.files import read_object, write_json
 SPEC, RESULT, STATUS, CLAIM, LOCK = (
     "spec.json", "result.json", "status.json", "claim", "lock",
 )  # fmt: skip
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 State = Literal["waiting", "running", "stopped", "failed", "complete"]
 
 # Trains a run in a folder; returns whether it is complete, or was stopped with a checkpoint.
@@ -109,11 +111,11 @@ def run_folder(path: Path, work: Work, lost: Callable[[str], None] | None = None
 def _attempt(path: Path, run: RunSpec, work: Work) -> State:
     """Do the work, and write down when it began and how it ended."""
     before = _read_status(path)
-    spent = _number(before, "seconds")
+    spent, deaths = _number(before, "seconds"), _losses(path, before)
     status = {
         "state": "running",
         "attempts": int(_number(before, "attempts")) + 1,
-        "lost": _losses(path, before),
+        "lost": deaths,
         "checkpoint": _checkpoint(path),
         "error": before.get("error"),
         "pid": os.getpid(),
@@ -124,19 +126,31 @@ def _attempt(path: Path, run: RunSpec, work: Work) -> State:
     write_json(path / STATUS, status, sync=False)
     start = time.monotonic()
 
-    def ended(state: State, error: str | None) -> None:
+    def ended(state: State, error: str | None, lost: int = 0) -> None:
         took = spent + time.monotonic() - start
-        end = {"state": state, "error": error, "lost": 0, "updated": _now(), "seconds": took}
+        end = {"state": state, "error": error, "lost": lost, "updated": _now(), "seconds": took}
         write_json(path / STATUS, status | end, sync=False)
 
     try:
         complete = work(run, path)
     except Exception as problem:
         with suppress(ValueError):  # where it cannot be written, what is raised says why
-            ended("failed", in_words(problem))
+            if _disk_refused(problem):  # not the run's fault: it goes on where there is room
+                ended("stopped", in_words(problem), deaths + 1)
+            else:
+                ended("failed", in_words(problem))
         raise
     ended("complete" if complete else "stopped", None)
     return "complete" if complete else "stopped"
+
+
+def _disk_refused(problem: BaseException | None) -> bool:
+    """Return whether an error comes from a disk that takes no more."""
+    while problem is not None:
+        if isinstance(problem, OSError) and problem.errno in _DISK:
+            return True
+        problem = problem.__cause__ or problem.__context__
+    return False
 
 
 def give_up(path: Path, error: str) -> None:
