@@ -6,6 +6,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from loopworth.sweep.folder import SweepFolder
@@ -23,6 +24,13 @@ def children(pid: int) -> list[int]:
         if int(parent) == pid and state != "Z":
             found.append(int(stat.parent.name))
     return found
+
+
+def wait_until(there: Callable[[], object], process: subprocess.Popen) -> None:
+    """Wait until something is there while a process lives; the process has the cores meanwhile."""
+    while not there():
+        with suppress(subprocess.TimeoutExpired):
+            raise AssertionError(f"it ended with code {process.wait(0.05)}")
 
 
 def kill_at_random(

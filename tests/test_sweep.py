@@ -22,6 +22,7 @@ from loopworth.sweep.launch import Ended, forgive_failed, in_order, stop_launche
 from loopworth.sweep.local import LocalEngine
 from loopworth.sweep.run import run_folder
 from loopworth.sweep.status import read_status
+from sweep_killer import wait_until
 from sweep_runs import HERE, Quick, engine, launch, plan, table, with_seeds
 from sweep_worker import BREAKS, DIES, DIES_ONCE, DIVERGES, work
 from train_runs import make_data
@@ -156,8 +157,7 @@ def test_a_run_that_another_process_does_is_waited_for_and_not_done_twice(sweep,
     place = sweep.prepare(sweep.cells[0])
     command = [sys.executable, str(HERE / "sweep_worker.py"), str(place)]
     with subprocess.Popen(command) as other:
-        while read_status(sweep).runs[0].state != "running":
-            assert other.poll() is None
+        wait_until(lambda: read_status(sweep).runs[0].state == "running", other)
         with pytest.raises(HeldError):
             run_folder(place, work)
         launch(sweep)
@@ -237,8 +237,7 @@ def test_stop_saves_and_start_goes_on(sweep, data):
     sweep.grow(made)
     command = [sys.executable, str(HERE / "sweep_runs.py"), str(sweep.path)]
     with subprocess.Popen(command) as launcher:
-        while not read_status(sweep).counts["complete"]:
-            assert launcher.poll() is None
+        wait_until(lambda: read_status(sweep).counts["complete"], launcher)
         assert stop_launcher(sweep)
     assert launcher.returncode == 0
     assert not stop_launcher(sweep)
@@ -258,8 +257,7 @@ def test_a_launcher_saves_on_sigterm(sweep, data):
     sweep.grow(with_seeds(data, *range(12)))
     command = [sys.executable, str(HERE / "sweep_runs.py"), str(sweep.path)]
     with subprocess.Popen(command) as launcher:
-        while not read_status(sweep).counts["complete"]:
-            assert launcher.poll() is None
+        wait_until(lambda: read_status(sweep).counts["complete"], launcher)
         launcher.send_signal(signal.SIGTERM)
     assert read_status(sweep).counts["running"] == 0
     assert read_status(sweep).launcher is None

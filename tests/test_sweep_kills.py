@@ -10,7 +10,7 @@ import pytest
 
 from loopworth.plan import Plan
 from loopworth.sweep.folder import SweepFolder
-from sweep_killer import children, kill_at_random
+from sweep_killer import children, kill_at_random, wait_until
 from sweep_runs import HERE, launch, plan, table, with_seeds
 from train_runs import make_data, train_here, untimed
 
@@ -46,8 +46,7 @@ def test_real_training_survives_the_death_of_its_worker(data, tmp_path):
         "--workers", "1", "--device", "cpu", "--save-every", "4", "--json",
     ]  # fmt: skip
     with subprocess.Popen(command, stdout=subprocess.PIPE) as launcher:
-        while not list(killed.path.glob("runs/*/checkpoint/step-*")):
-            assert launcher.poll() is None
+        wait_until(lambda: list(killed.path.glob("runs/*/checkpoint/step-*")), launcher)
         for worker in children(launcher.pid):
             os.kill(worker, signal.SIGKILL)
         shown = json.loads(launcher.communicate()[0])
