@@ -260,13 +260,22 @@ class TestAgainst:
         law, convention = read_law(str(path))
         assert (law.A, law.phi(4), convention.injection) == (28.4, pytest.approx(0.458), "excluded")
 
+    def test_constants_pasted_as_text_are_those_of_a_file(self, result, tmp_path):
+        constants = {"A": 28.4, "alpha": 0.2, "B": 911, "beta": 0.368, "E": 1.57, "phi": 0.458}
+        path = tmp_path / "law.json"
+        path.write_text(json.dumps(constants))
+        assert read_law(json.dumps(constants)) == read_law(path)
+        assert against(json.dumps(constants), result.runs).source == "the law given"
+        with pytest.raises(ValueError, match="The law given as JSON: A is -1"):
+            read_law(json.dumps(constants | {"A": -1}))
+
     @pytest.mark.parametrize(
         ("text", "words"),
         [
             ("{", "is not JSON"),
             ("[]", "holds no JSON object"),
-            ('{"A": 1, "alpha": "x"}', "lacks the number alpha, B, beta, E, phi"),
-            ('{"A": NaN, "alpha": true}', "lacks the number A, alpha, B, beta, E, phi"),
+            ('{"A": 1, "alpha": "x"}', "lacks the numbers alpha, B, beta, E, phi"),
+            ('{"A": NaN, "alpha": true}', "lacks the numbers A, alpha, B, beta, E, phi"),
             ('{"fitted_law": {"law": "power", "recurrences": [2]}}', "it lacks 'A'"),
             ('{"fitted_law": {"law": "magic", "recurrences": [2]}}', "magic"),
             ('{"fitted_law": 3}', "fitted_law cannot be read"),

@@ -156,3 +156,14 @@ def test_under_power_it_says_what_phi_rests_on():
     (finding,) = (x for x in result.findings if x.code == "no_unlooped_runs")
     assert "rests on the form r^phi" in finding.message
     assert not any("phi(r) = " in x.message for x in result.findings)
+
+
+def test_resamples_that_agree_at_the_edge_of_the_box_say_nothing():
+    names = ("n_once", "n_rec", "recurrence", "tokens", "budget_flops")
+    loss = np.where(TABLE.recurrence == 1, 2.7, 2.8)  # one loss a recurrence: phi runs to its edge
+    columns = {name: getattr(TABLE, name) for name in names} | {"val_loss": loss}
+    result = fit(load_runs(columns), bootstrap=40)
+    assert result.phi.estimate == pytest.approx(-3)
+    assert None in result.phi.profile95
+    (finding,) = (x for x in result.findings if x.code == "noise_hides_phi")
+    assert "no end" in finding.message

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -212,8 +213,14 @@ def _rivals(
 
 
 def _widest(phi: Estimate | None) -> tuple[float | None, float | None] | None:
-    """Return the interval of phi to judge it by: of resamples where there are any."""
-    return None if phi is None else phi.ci95 or phi.profile95
+    """Return the wider interval of phi: of resamples, or the profile, which may have no end."""
+    known = [ends for ends in (phi.ci95, phi.profile95) if ends] if phi else []
+
+    def width(ends: tuple[float | None, float | None]) -> float:
+        low, high = ends
+        return math.inf if low is None or high is None else high - low
+
+    return max(known, key=width, default=None)
 
 
 def _error(gain: dict[str, Estimate]) -> float | None:

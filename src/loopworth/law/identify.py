@@ -235,7 +235,7 @@ def phi_findings(
         "warning",
         f"{whose} hardly say what phi is: its 95 % interval ({shown}) is {words}, and 0 to 1 is "
         f"all the way from a loop of no worth to fresh blocks. The runs miss the law by "
-        f"{1e3 * good.rmse:.0f} mnats (R2 {good.r2:.2f}); phi = 1 instead of 0 changes the loss of "
+        f"{1e3 * good.rmse:.0f} mnats (R2 {good.r2:.3f}); phi = 1 instead of 0 changes the loss of "
         f"a looped run by {1e3 * reach:.0f} mnats.",
         remedy=_NOISE_REMEDY if noisy else "Do not quote phi; add budgets, widths, recurrences.",
         evidence={"interval": list(interval), "rmse": good.rmse, "reach": reach},

@@ -273,16 +273,17 @@ def leaveout_findings(
         named = tuple(row for x in table.influential for row in x.rows)
         shown = name_rows(named[:_SHOWN])
         more = f" and {len(named) - _SHOWN} more" if len(named) > _SHOWN else ""
+        one = len(named) == 1
+        left = f"Without {'it' if one else 'them'} phi is "
         yield Finding(
             "influential_runs",
             "note",
             f"Phi rests on single runs: without {name_rows(worst.rows)} (r = {worst.recurrence:g})"
             f" it moves by {worst.change:+.3f}, and {len(named)} of"
-            f" {format_count(table.n_runs)} runs move it by more than a quarter of its standard"
+            f" {format_count(table.n_runs)} runs "
+            f"{'moves' if one else 'move'} it by more than a quarter of its standard"
             f" error ({shown}{more}). "
-            + (
-                "" if table.phi_without is None else f"Without them phi is {table.phi_without:.3f}."
-            ),
+            + ("" if table.phi_without is None else f"{left}{table.phi_without:.3f}."),
             rows=named,
             remedy="Rerun these with another seed before leaning on phi.",
         )

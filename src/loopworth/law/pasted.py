@@ -20,6 +20,7 @@ from loopworth.ledger import Convention, CountInjection
 from loopworth.runs import RunTable
 from loopworth.table.values import distinct
 
+_GIVEN = "The law given as JSON"
 _CONSTANTS = ("A", "alpha", "B", "beta", "E", "phi")
 
 
@@ -62,22 +63,27 @@ def published_law() -> FittedLaw:
 
 
 def read_law(source: str | Path) -> tuple[FittedLaw, Convention]:
-    """Read a law to compare with: `published`, a fit.json of ours, or a JSON file of constants.
+    """Read a law to compare with: `published`, a fit.json of ours, or constants as JSON.
 
-    Constants are A, alpha, B, beta, E and phi, with `injection` saying how N was counted (default
-    recurrent). Raises ValueError that names the file, the key and what is allowed, OSError for an
-    unreadable file.
+    Constants come in a file or as the text itself, such as '{"A": 28.4, ...}'. They are A, alpha,
+    B, beta, E and phi, with `injection` saying how N was counted (default recurrent). Raises
+    ValueError that names the file, the key and what is allowed, OSError for an unreadable file.
 
     >>> law, convention = read_law("published")
     >>> round(law.phi(4), 3), convention.injection
     (0.459, 'once')
+    >>> constants = '{"A": 28.4, "alpha": 0.2, "B": 911, "beta": 0.37, "E": 1.57, "phi": 0.46}'
+    >>> read_law(constants)[0].phi(4)
+    0.46
     """
     if source == "published":
         return published_law(), Convention("once")
+    pasted = _is_pasted(source)
     try:
-        data = json.loads(read_file(source).decode("utf-8"))
+        data = json.loads(str(source) if pasted else read_file(source).decode("utf-8"))
     except (UnicodeDecodeError, json.JSONDecodeError) as problem:
         raise ValueError(f"{source} is not JSON ({problem}); {_allowed()}") from None
+    source = _GIVEN if pasted else source
     if not isinstance(data, dict):
         raise ValueError(f"{source} holds no JSON object; {_allowed()}")
     if "fitted_law" in data:
@@ -87,6 +93,10 @@ def read_law(source: str | Path) -> tuple[FittedLaw, Convention]:
         known = ", ".join(get_args(CountInjection))
         raise ValueError(f"{source}: injection is {place!r}; use one of {known}")
     return _from_constants(data, source), Convention(place)
+
+
+def _is_pasted(source: str | Path) -> bool:
+    return isinstance(source, str) and source.lstrip().startswith("{")
 
 
 def _named_convention(data: Mapping[str, Any], source: str | Path) -> Convention:
@@ -132,7 +142,8 @@ def _allowed() -> str:
 def _from_constants(data: Mapping[str, Any], source: str | Path) -> FittedLaw:
     missing = [name for name in _CONSTANTS if not _is_number(data.get(name))]
     if missing:
-        raise ValueError(f"{source} lacks the number {', '.join(missing)}; {_allowed()}")
+        many = "numbers" if len(missing) > 1 else "number"
+        raise ValueError(f"{source} lacks the {many} {', '.join(missing)}; {_allowed()}")
     a, alpha, b, beta, e, phi = (float(data[name]) for name in _CONSTANTS)
     for name in _CONSTANTS[:-1]:
         if data[name] <= 0:
@@ -153,7 +164,8 @@ def against(source: str | Path, runs: RunTable) -> Against:
     law, convention = read_law(source)
     plain = runs.citation is not None and set(runs.study) == {"baseline"}
     points = published_points(convention) if plain else ()
-    return hold_against(law, convention, runs, points, source=str(source))
+    name = "the law given" if _is_pasted(source) else str(source)
+    return hold_against(law, convention, runs, points, source=name)
 
 
 def hold_against(
