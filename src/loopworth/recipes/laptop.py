@@ -25,7 +25,7 @@ GRIDS: Mapping[str, Mapping[float, Sequence[int]]] = {
     "laptop-thorough": THOROUGH,
 }
 
-# At 512 tokens a step seeds scatter twice as far (0.026 against 0.012 nats at 7.5e10 FLOPs and width
+# At 512 tokens a step seeds scatter twice as far (0.026 against 0.012 nats at 7.5e10 FLOPs, width
 # 12), and a sweep takes two thirds of the time.
 # The rate of the matrices is 0.02 (D / 1e6)^-0.32, for every batch; the others are the paper's at
 # this width. Halving or doubling any of them gains nothing beyond the noise of seeds.
