@@ -37,12 +37,17 @@ def sweep() -> None:
 def _how_to_run(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options of a command that starts runs."""
     options = (
-        click.option("--engine", default="local", metavar="NAME", help="What does them [local]."),
+        click.option("--engine", default="local", metavar="NAME",
+                     help="What does them: local, slurm or ray [local]."),
+        click.option("--set", "options", multiple=True, metavar="NAME=VALUE",
+                     help="An option of the engine; see below."),
         click.option("--workers", type=_WHOLE, metavar="N", help="Runs at once [cores, or GPUs]."),
         click.option("--threads", type=_WHOLE, default=1, metavar="N", help="CPU threads [1]."),
         click.option("--gpus", type=click.IntRange(min=0), default=0, metavar="N",
                      help="GPUs a run [1, where there are any]."),
         click.option("--device", default="auto", metavar="NAME", help="auto, cpu, cuda or mps."),
+        click.option("--memory", metavar="SIZE", help="Of a run, asked of a cluster, as 16GB."),
+        click.option("--time", metavar="TIME", help="Limit of a Slurm job, as 12h."),
         click.option("--save-every", metavar="STEPS|TIME", default="1min",
                      help="Checkpoint [1min; also 500, 1h]."),
         click.option("--attempts", type=_WHOLE, default=3, metavar="N",
@@ -59,10 +64,11 @@ def _how_to_run(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--out", type=_FOLDER, metavar="DIR", help="The folder of the sweep [sweeps/NAME].")
 @click.option("--data", metavar="SOURCE", help="A prepared folder, or docstrings [docstrings].")
 @click.option("--add", is_flag=True, help="Also where none of the runs is in DIR yet.")
+@click.option("--print", "only_print", is_flag=True, help="Print Slurm's script; start nothing.")
 @_how_to_run
 def start(
-    recipe: str | None, out: Path | None, data: str | None, add: bool, as_json: bool, quiet: bool,
-    **how: Any,
+    recipe: str | None, out: Path | None, data: str | None, add: bool, only_print: bool,
+    as_json: bool, quiet: bool, **how: Any,
 ) -> None:  # fmt: skip
     """Do the runs of RECIPE, or what is left of them; without RECIPE, of the sweep in DIR.
 
@@ -70,10 +76,16 @@ def start(
     keeps what it has and does the rest. A run that fails does not stop the others. Ctrl-C saves
     every run and stops; a second one does not wait. At the end the run table is in DIR/runs.csv.
 
+    On Slurm each run is a job of an array, which saves and is queued again where it is preempted or
+    its time is up. --set pack=16 gives a job 16 runs, one after another, and --set at-once=4 four
+    of them at a time; any other name is an option of sbatch: --set partition=gpu. On Ray each run
+    is a task; --set address=HOST:PORT names the cluster. DIR must be seen by all machines.
+
     \b
     Examples:
       loopworth sweep start recipe.py --out sweeps/mine --workers 2
       loopworth sweep start --out sweeps/mine
+      loopworth sweep start paper --engine slurm --gpus 8 --time 24h --print
 
     \b
     Exit codes: 0 all runs are complete, 1 some failed or it was refused,
@@ -92,6 +104,12 @@ def start(
     folder = SweepFolder(out or Path("sweeps") / plan.name)  # type: ignore[union-attr]
     if plan is None:
         folder.require()
+    if only_print:
+        from loopworth.sweep.slurm import script_of
+
+        how["engine"] = "slurm" if how["engine"] == "local" else how["engine"]
+        click.echo(script_of(folder, plan, *_engine(folder.path, how)), nl=False)
+        return
     _launch(folder, plan, add, how, as_json, quiet)
 
 
@@ -126,14 +144,10 @@ def _launch(
 ) -> None:
     """Start what is to be done in a sweep, show it, and exit with how it ended."""
     from loopworth.report.board import SweepProgress
-    from loopworth.sweep.engines import Resources
     from loopworth.sweep.launch import run_sweep
-    from loopworth.sweep.registry import open_engine
 
-    saving(how["save_every"])  # refused here, not by every worker
-    engine_name, workers, attempts = (how.pop(name) for name in ("engine", "workers", "attempts"))
-    resources = Resources(**how)
-    engine = open_engine(engine_name, folder.path, workers, resources)
+    attempts = how["attempts"]
+    engine, resources = _engine(folder.path, how)
     progress = None if quiet else SweepProgress()
     shown: dict[str, Any] = {}
     if progress is not None:
@@ -151,6 +165,23 @@ def _launch(
         )
     _show_end(folder, as_json)
     click.get_current_context().exit(_code(folder, ended.to_the_end, ended.signal))
+
+
+def _engine(folder: Path, how: dict[str, Any]) -> tuple[Any, Any]:
+    """Return the engine that the options ask for, and what it gives to each run."""
+    from loopworth.quantities import parse_bytes, parse_duration
+    from loopworth.sweep.engines import Resources
+    from loopworth.sweep.registry import open_engine
+
+    saving(how["save_every"])  # refused here, not by every worker
+    memory, time = how["memory"], how["time"]
+    resources = Resources(
+        **{name: how[name] for name in ("threads", "gpus", "device", "save_every")},
+        memory_bytes=None if memory is None else parse_bytes(memory),
+        seconds=None if time is None else parse_duration(time),
+    )
+    options = dict(pair.partition("=")[::2] for pair in how["options"])
+    return open_engine(how["engine"], folder, how["workers"], resources, options), resources
 
 
 def _teller(progress: Any) -> Callable[[Any], None]:
@@ -205,6 +236,34 @@ def _code(folder: SweepFolder, ended: bool, signalled: int) -> int:
     if not ended:
         return EXIT_INTERRUPTED if signalled == signal.SIGINT else EXIT_STOPPED
     return 0 if read_status(folder).complete else EXIT_REFUSED
+
+
+@sweep.command(short_help="Print a task file for SkyPilot: the sweep on a machine in a cloud.")
+@click.argument("recipe")
+@click.option("--bucket", required=True, metavar="NAME", help="Keeps the sweep: mine, s3://mine.")
+@click.option("--accelerators", metavar="NAME:N", help="As H100:8 [a machine without].")
+@click.option("--spot/--no-spot", default=True, help="May be taken away, and costs less [spot].")
+@click.option("--threads", type=_WHOLE, default=1, metavar="N", help="CPU threads a run [1].")
+@click.option("--gpus", type=click.IntRange(min=0), default=0, metavar="N",
+              help="GPUs a run [1, where there are any].")  # fmt: skip
+def skypilot(
+    recipe: str, bucket: str, accelerators: str | None, spot: bool, threads: int, gpus: int
+) -> None:
+    """Print a task file for SkyPilot that does the runs of RECIPE on a machine in a cloud.
+
+    The folder of the sweep is kept in a bucket; a machine that is taken away is replaced, and goes
+    on from there.
+
+    \b
+    Examples:
+      loopworth sweep skypilot paper --bucket s3://mine --accelerators H100:8 > task.yaml
+      sky jobs launch task.yaml
+    """
+    from loopworth.sweep.engines import Resources
+    from loopworth.sweep.skypilot import task_file
+
+    resources = Resources(threads=threads, gpus=gpus)
+    click.echo(task_file(recipe, bucket, resources, accelerators=accelerators, spot=spot), nl=False)
 
 
 @sweep.command(short_help="Print how a sweep is, from its folder.")

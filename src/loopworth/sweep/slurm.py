@@ -29,9 +29,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from loopworth.sweep.engines import GRACE_SECONDS, Poll, Resources
+from loopworth.plan import Plan
+from loopworth.sweep.engines import GRACE_SECONDS, Engine, Poll, Resources
 from loopworth.sweep.files import read_object, write_json
-from loopworth.sweep.run import RESULT
+from loopworth.sweep.folder import Cell, SweepFolder
+from loopworth.sweep.run import RESULT, look
 
 if TYPE_CHECKING:
     from submitit import SlurmExecutor
@@ -42,6 +44,7 @@ _ARRAY = 1000  # jobs in an array; Slurm takes 1001 unless it is told otherwise
 _EXIT_STOPPED = 75
 _SUBMITIT = ("-u", "-m", "submitit.core._submit")
 _OURS = ("array", "comment", "error", "job_name", "open_mode", "output", "requeue", "signal")
+_SLURM_SAYS = ("srun:", "slurmstepd", "submitit ")
 _LIMIT = re.compile(r"violates|limit|array", re.IGNORECASE)
 _ENDED = (
     "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY",
@@ -272,12 +275,13 @@ class SlurmEngine:
         return packs[index] if index < len(packs) else []
 
     def _tail(self, job: str) -> str:
-        """Return the last line of a job's log."""
+        """Return the last line of a job's log that is not Slurm's own."""
         try:
             text = (self._folder / f"{job}_0_log.err").read_text(encoding="utf-8", errors="replace")
         except OSError:
             return ""
-        return f": {_last_line(text)}" if text.strip() else ""
+        said = [line for line in text.splitlines() if not line.startswith(_SLURM_SAYS)]
+        return f": {said[-1]}" if said else ""
 
     def cancel(self) -> None:
         """Take back what waits, ask what runs to save, and return when nothing is alive."""
@@ -298,6 +302,26 @@ class SlurmEngine:
         if self._alive:
             with suppress(_RefusedError):
                 _call("scancel", f"--name={self.job_name}")
+
+
+def script_of(sweep: SweepFolder, plan: Plan | None, engine: Engine, resources: Resources) -> str:
+    """Return the script by which a launcher would submit what is left of a sweep, or of a plan.
+
+    Raises ValueError for an engine that has no script.
+    """
+    if not isinstance(engine, SlurmEngine):
+        raise ValueError(f"the engine {engine.name} has no script to print; Slurm has one")
+    here = {cell.hash: cell for cell in sweep.cells}
+    new = [] if plan is None else [Cell.of(p, p.run.content_hash()) for p in plan.runs]
+    cells = here | {cell.hash: cell for cell in new if cell.hash not in here}
+    left = [
+        sweep.run_path(cell).absolute()
+        for cell in cells.values()
+        if look(sweep.run_path(cell), cell.run_id).state != "complete"
+    ]
+    if not left:
+        raise ValueError(f"every run of {sweep.path} is complete; there is nothing to submit")
+    return engine.script(left, resources)
 
 
 def _start(job: Job) -> None:
