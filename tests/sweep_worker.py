@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 from loopworth.reach import reach
@@ -17,7 +18,7 @@ from loopworth.sweep.run import run_folder
 from loopworth.sweep.worker import Worker, private_streams
 from loopworth.train.result import run_row
 
-DIVERGES, DIES, DIES_ONCE, BREAKS, STARTS_TWICE = 1001, 1002, 1003, 1004, 1005
+DIVERGES, DIES, DIES_ONCE, BREAKS, STARTS_TWICE, WAITS = 1001, 1002, 1003, 1004, 1005, 1006
 SPINS = 4000  # hashes a step: some milliseconds
 
 
@@ -58,6 +59,8 @@ def misbehave(run: RunSpec, path: Path) -> None:
     mark.touch()
     if run.seed == DIVERGES:
         raise ValueError("the loss is not finite")
+    while run.seed == WAITS and not (path / "go").exists():
+        time.sleep(0.01)
     if run.seed == BREAKS:
         raise RuntimeError("device-side assert")
     if run.seed == DIES or (run.seed == DIES_ONCE and first):

@@ -24,7 +24,7 @@ from loopworth.sweep.run import run_folder
 from loopworth.sweep.status import read_status
 from sweep_killer import wait_until
 from sweep_runs import HERE, Quick, engine, launch, plan, table, with_seeds
-from sweep_worker import BREAKS, DIES, DIES_ONCE, DIVERGES, work
+from sweep_worker import BREAKS, DIES, DIES_ONCE, DIVERGES, WAITS, work
 from train_runs import make_data
 
 
@@ -153,13 +153,14 @@ def test_a_second_launcher_is_refused(sweep, data):
 
 
 def test_a_run_that_another_process_does_is_waited_for_and_not_done_twice(sweep, data):
-    sweep.grow(with_seeds(data, 1, 2))
+    sweep.grow(with_seeds(data, WAITS, 2))
     place = sweep.prepare(sweep.cells[0])
     command = [sys.executable, str(HERE / "sweep_worker.py"), str(place)]
     with subprocess.Popen(command) as other:
         wait_until(lambda: read_status(sweep).runs[0].state == "running", other)
         with pytest.raises(HeldError):
             run_folder(place, work)
+        (place / "go").touch()
         launch(sweep)
     assert read_status(sweep).complete
     assert json.loads((place / "status.json").read_text())["attempts"] == 1

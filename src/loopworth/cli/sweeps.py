@@ -256,7 +256,7 @@ def skypilot(
 
     \b
     Examples:
-      loopworth sweep skypilot paper --bucket s3://mine --accelerators H100:8 > task.yaml
+      loopworth sweep skypilot paper --bucket s3://mine > task.yaml
       sky jobs launch task.yaml
     """
     from loopworth.sweep.engines import Resources
