@@ -81,7 +81,7 @@ def test_preempted_jobs_go_on_to_the_same_result(cluster, data, sweep, tmp_path)
         train_here(planned.run, undisturbed.run_path(cell))
     # Notice by a signal, after which the job queues itself again; or Slurm takes the node away.
     how = [["scancel", "--signal=USR1"], ["scontrol", "requeue"]]
-    preempted = {}
+    preempted, hurried = {}, set()
 
     def preempt() -> None:
         queue = jobs(slurm, "RUNNING")
@@ -89,8 +89,11 @@ def test_preempted_jobs_go_on_to_the_same_result(cluster, data, sweep, tmp_path)
             if k not in preempted and list(sweep.run_path(cell).glob("checkpoint/step-*")):
                 preempted[k] = next(job for job in queue if job.endswith(f"_{k}"))
                 subprocess.run([*how[k], preempted[k]], check=True)
-        for job in jobs(slurm, "BeginTime"):  # Slurm would wait for two minutes
-            subprocess.run(["scontrol", "update", f"JobId={job}", "StartTime=now"], check=False)
+        for job in set(jobs(slurm, "BeginTime")) - hurried:
+            # Slurm would wait for two minutes; within a second, the node refuses the job's return.
+            start = ["scontrol", "update", f"JobId={job}", "StartTime=now+3seconds"]
+            subprocess.run(start, check=True)
+            hurried.add(job)
 
     resources = Resources(device="cpu", save_every="5")
     assert run_sweep(sweep, slurm, resources, plan=made, idle=preempt).to_the_end

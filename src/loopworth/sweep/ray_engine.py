@@ -7,6 +7,7 @@ nothing, so that one count, the one on disk, says how often a run may die.
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -57,11 +58,13 @@ class RayEngine:
 
     def _connect(self, address: str) -> None:
         try:
+            _knock(address)
             self._ray.init(address=address, log_to_driver=False, logging_level="error")
-        except (ConnectionError, RuntimeError) as problem:
+        except (OSError, RuntimeError) as problem:
+            why = str(problem).splitlines()[0]
             raise ValueError(
-                f"there is no Ray cluster at {address!r}: {str(problem).splitlines()[0]} Start one "
-                "with `ray start --head`, or name another address"
+                f"there is no Ray cluster at {address!r}: {why}; start one with "
+                "`ray start --head`, or name another address"
             ) from None
 
     def _fitting(self) -> int:
@@ -124,6 +127,13 @@ class RayEngine:
         self._tasks.clear()
         if self._ours:
             self._ray.shutdown()
+
+
+def _knock(address: str) -> None:
+    """Raise OSError where nobody listens at HOST:PORT; Ray would try for minutes."""
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    if host and port.isdecimal():
+        socket.create_connection((host, int(port)), timeout=10).close()
 
 
 def _do(run: str, place: str, resources: Resources) -> str:
