@@ -55,6 +55,16 @@ def as_recurrences(name: str, value: object) -> tuple[float, ...]:
     )
 
 
+def as_huber_delta(value: object) -> float:
+    """Return a threshold of the Huber loss, on the log residual: a number above 0.
+
+    >>> as_huber_delta(0)
+    Traceback (most recent call last):
+    ValueError: huber_delta=0 must be a log residual above 0 (such as 0.001)
+    """
+    return real("huber_delta", value, "a log residual above 0", "such as 0.001")
+
+
 def as_convention(value: object) -> Convention:
     """Return a Convention; a word is refused, since it does not say where norms are counted.
 

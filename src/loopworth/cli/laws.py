@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from loopworth.cli.options import LAWS, count_injection
+from loopworth.cli.options import LAWS, count_injection, huber_delta
 from loopworth.policy import EXIT_REFUSED, print_page
 
 
@@ -71,6 +71,7 @@ def check(ctx: click.Context, runs: str, injection: Any, as_json: bool) -> None:
 @click.option(
     "--seed", type=click.IntRange(min=0), default=0, metavar="N", help="Of the resamples [0]."
 )
+@huber_delta
 @click.option(
     "--against",
     "against_law",
@@ -86,8 +87,8 @@ def check(ctx: click.Context, runs: str, injection: Any, as_json: bool) -> None:
 )
 @click.option("-q", "--quiet", is_flag=True, help="No progress on stderr.")
 def fit(
-    runs: str, law: str, injection: Any, bootstrap: int, seed: int, against_law: str | None,
-    as_json: bool, out: Path | None, quiet: bool,
+    runs: str, law: str, injection: Any, bootstrap: int, seed: int, huber_delta: float | None,
+    against_law: str | None, as_json: bool, out: Path | None, quiet: bool,
 ) -> None:  # fmt: skip
     """Fit the recurrence-equivalence law to training runs.
 
@@ -132,7 +133,9 @@ def fit(
         read_law(against_law)
     table = load_runs(runs, convention=Convention(injection))
     with progress(quiet) as tell:
-        result = fit_law(table, law, bootstrap=bootstrap, seed=seed, on_progress=tell)
+        result = fit_law(
+            table, law, bootstrap=bootstrap, seed=seed, huber_delta=huber_delta, on_progress=tell
+        )
         report = FitReport.of(result, against_law)
         if out is not None:
             tell("figures", 0, 1)
@@ -175,12 +178,13 @@ def fit(
 @click.option(
     "--seed", type=click.IntRange(min=0), default=0, metavar="N", help="Of the resamples [0]."
 )
+@huber_delta
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress on stderr.")
 def compare(
     base: str | None, methods: tuple[str, ...], law: str, injection: Any,
     without_recurrence: tuple[float, ...], all_budgets: bool, bootstrap: int, seed: int,
-    as_json: bool, quiet: bool,
+    huber_delta: float | None, as_json: bool, quiet: bool,
 ) -> None:  # fmt: skip
     """Compare methods with a base: the paired change of phi, of g(r) and of the loss.
 
@@ -218,6 +222,7 @@ def compare(
             seed=seed,
             without_recurrence=without_recurrence,
             all_budgets=all_budgets,
+            huber_delta=huber_delta,
             on_progress=tell,
         )
     if as_json:

@@ -14,5 +14,11 @@ count_injection = click.option(
     default="recurrent",
     help="Count the injection in N_rec, in N_once or not at all [recurrent].",
 )
+huber_delta = click.option(
+    "--huber-delta",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="X",
+    help="Log residual from which a run counts linearly [0.001].",
+)
 as_json = click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 quiet = click.option("-q", "--quiet", is_flag=True, help="No progress on stderr.")

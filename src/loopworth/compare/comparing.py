@@ -202,6 +202,7 @@ def compare(
     seed: int = 0,
     without_recurrence: float | Sequence[float] = (),
     all_budgets: bool = False,
+    huber_delta: float | None = None,
     on_progress: Progress | None = None,
 ) -> Comparison:
     """Compare methods with a base: the paired change of phi, of g(r) and of the loss.
@@ -210,9 +211,11 @@ def compare(
     takes. Runs are those at the budgets that all tables share, unless `all_budgets`;
     `without_recurrence` leaves recurrences out of all tables. The (budget, recurrence) cells of all
     tables together are resampled once per resample, so that what the tables share, their r = 1 runs
-    above all, cancels in the difference. With `bootstrap=0` there are no intervals.
+    above all, cancels in the difference. With `bootstrap=0` there are no intervals. `huber_delta`
+    is that of `fit`.
 
-    Raises ValueError where conventions or laws differ, where tables share no budget, and where
+    Raises ValueError where conventions, laws or Huber thresholds differ, where tables share no
+    budget, and where
     phi is not identified in one of them.
 
     >>> found = compare("schwethelm2026", "schwethelm2026:hyperconnections", bootstrap=0)
@@ -233,6 +236,7 @@ def compare(
         convention=convention,
         without=without,
         all_budgets=all_budgets,
+        huber_delta=huber_delta,
     )
     fits = _fits(pairing, law, bootstrap, seed, on_progress)
     if on_progress is not None:
@@ -258,6 +262,7 @@ def compare(
             "seed": seed,
             "without_recurrence": list(without),
             "all_budgets": all_budgets,
+            "huber_delta": pairing.tables[0].huber_delta,
         },
     )
 

@@ -74,11 +74,12 @@ def pair(
     convention: Convention | None = None,
     without: Sequence[float] = (),
     all_budgets: bool = False,
+    huber_delta: float | None = None,
 ) -> Pairing:
     """Load tables and bring them together; the first is the base.
 
-    Raises ValueError where conventions or laws differ, where no budget is shared, and where a
-    recurrence to be left out is in no table.
+    Raises ValueError where conventions, laws or Huber thresholds differ, where no budget is
+    shared, and where a recurrence to be left out is in no table.
 
     >>> both = pair(["schwethelm2026", "schwethelm2026:hyperconnections"], law="power")
     >>> both.names, [len(table) for table in both.tables], both.cell_count
@@ -87,7 +88,10 @@ def pair(
     ['budgets_left_out']
     """
     tables = [_table(source, law, convention) for source in sources]
+    if huber_delta is not None:
+        tables = [table.with_huber_delta(huber_delta) for table in tables]
     names = _names(tables)
+    _one_threshold(names, tables)
     _one_convention(names, tables)
     tables = _without(names, tables, without)
     sizes = np.cumsum([len(table) for table in tables])[:-1]
@@ -162,6 +166,16 @@ def _one_convention(names: Sequence[str], tables: Sequence[RunTable]) -> None:
                 f"{names[0]} counts parameters with {tables[0].convention.name}, {name} with "
                 f"{table.convention.name}; a convention moves phi as much as a method does. "
                 "Give both the same one: compare(..., convention=...) or table.under(...)."
+            )
+
+
+def _one_threshold(names: Sequence[str], tables: Sequence[RunTable]) -> None:
+    for name, table in zip(names[1:], tables[1:], strict=True):
+        if table.huber_delta != tables[0].huber_delta:
+            raise ValueError(
+                f"{names[0]} has the Huber threshold {tables[0].huber_delta:g}, {name} "
+                f"{table.huber_delta:g}, and the difference would be partly that of two fits. Give "
+                "both the same one: compare(..., huber_delta=...) or table.with_huber_delta(...)."
             )
 
 

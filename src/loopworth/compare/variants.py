@@ -231,6 +231,7 @@ def joint_problem(base: RunTable, method: RunTable, law: str, variant: str) -> P
         recurrence=code.reshape(-1).astype(float),
         tokens=column("tokens"),
         val_loss=column("val_loss"),
+        delta=base.huber_delta,
     )
 
 

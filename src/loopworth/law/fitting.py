@@ -82,14 +82,16 @@ def fit(
     convention: Convention | None = None,
     bootstrap: int = 1000,
     seed: int = 0,
+    huber_delta: float | None = None,
     on_progress: Progress | None = None,
 ) -> Fit:
     """Fit a law to runs: the global optimum, intervals, rivals, conventions, residuals.
 
     `runs` is a RunTable or anything `load_runs` takes; `law` a key of the gain registry;
     `bootstrap` the number of block resamples (0 leaves the intervals out); `convention` where
-    parameters are counted, by default the table's own. Protocol: arXiv 2604.21106, with a block
-    bootstrap over (budget, recurrence) cells.
+    parameters are counted, by default the table's own; `huber_delta` the log residual from which
+    the loss is linear, by default the table's (`RunTable.with_huber_delta`).
+    Protocol: arXiv 2604.21106, with a block bootstrap over (budget, recurrence) cells.
 
     Raises ValueError where the runs are fewer than the constants, or an argument is not allowed.
 
@@ -98,9 +100,7 @@ def fit(
     (0.434, True)
     """
     law, bootstrap, seed = as_key("law", law, GAINS), as_resamples(bootstrap), as_seed(seed)
-    table = runs if isinstance(runs, RunTable) else load_runs(runs)
-    if convention is not None:
-        table = table.under(convention)
+    table = _table(runs, convention, huber_delta)
     tell = on_progress or (lambda _stage, _done, _total: None)
     design = design_findings(table)
     # With one recurrence there is no gain to fit: the law that is left is Chinchilla's.
@@ -195,12 +195,20 @@ def fit(
             "convention": table.convention.name,
             "bootstrap": bootstrap,
             "seed": seed,
+            "huber_delta": table.huber_delta,
         },
         runs=table,
         bootstrap=boot,
         profile=curve,
         draws=draws,
     )
+
+
+def _table(runs: Any, convention: Convention | None, huber_delta: float | None) -> RunTable:
+    table = runs if isinstance(runs, RunTable) else load_runs(runs)
+    if convention is not None:
+        table = table.under(convention)
+    return table if huber_delta is None else table.with_huber_delta(huber_delta)
 
 
 def _rivals(

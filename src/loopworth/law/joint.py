@@ -12,10 +12,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from loopworth.law.gain import FloatArray, Gain
+from loopworth.runs import HUBER_DELTA
 from loopworth.table.values import distinct
-
-HUBER_DELTA = 1e-3
-"""Where the loss on the log residual turns from quadratic to linear (arXiv 2604.21106)."""
 
 SCALE_PARAMETERS = ("a", "alpha", "b", "beta", "e")
 _LOWER = (-5.0, 0.0, -5.0, 0.0, -3.0)

@@ -123,6 +123,8 @@ class Columns(Protocol):
     def tokens(self) -> FloatArray: ...  # noqa: D102
     @property
     def val_loss(self) -> FloatArray: ...  # noqa: D102
+    @property
+    def huber_delta(self) -> float: ...  # noqa: D102
 
 
 def make_problem(runs: Columns, law: str = "power") -> Problem:
@@ -134,6 +136,7 @@ def make_problem(runs: Columns, law: str = "power") -> Problem:
         recurrence=runs.recurrence,
         tokens=runs.tokens,
         val_loss=runs.val_loss,
+        delta=runs.huber_delta,
     )
 
 
