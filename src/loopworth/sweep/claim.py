@@ -134,10 +134,10 @@ def owner_alive(path: Path) -> bool:
 def living_owner(path: Path) -> dict[str, Any] | None:
     """Return what a claim says about its owner, None where there is none that lives."""
     try:
-        owner = _read(path)
+        owner = _owner(path.read_bytes())
         alive = _known_here(owner)
         if alive is None:
-            alive = _age(path) < SILENT_SECONDS
+            alive = _silence(path.parent, path.stat()) < SILENT_SECONDS
     except OSError:
         return None  # there is no claim
     return owner if alive else None
@@ -161,9 +161,10 @@ def _remove_dead(path: Path) -> None:
     try:
         if not _lock(handle):
             raise _held(path, "by another process on this machine")
-        owner = _read(path)
+        # By the handle: others may take the claim over meanwhile, and the name is then another file.
+        owner = _owner(os.pread(handle, os.fstat(handle).st_size, 0))
         if not owner or owner.get("machine") != machine_id():
-            silent = _age(path)
+            silent = _silence(path.parent, os.fstat(handle))
             if silent < SILENT_SECONDS:
                 raise _held(path, f"from elsewhere, last heard of {max(0, silent):.0f} s ago")
         if _same_file(path, handle):
@@ -200,23 +201,22 @@ def _same_file(path: Path, handle: int) -> bool:
         return False
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _owner(content: bytes) -> dict[str, Any]:
     """Return who owns a claim; empty where the file is damaged."""
     try:
-        owner = json.loads(path.read_bytes())
+        owner = json.loads(content)
     except ValueError:
         return {}
     return owner if isinstance(owner, dict) else {}
 
 
-def _age(path: Path) -> float:
+def _silence(folder: Path, claim: os.stat_result) -> float:
     """Return for how long a claim has not been touched, in seconds of the file system's clock."""
-    touched = path.stat().st_mtime
     try:
-        now = file_system_now(path.parent)
+        now = file_system_now(folder)
     except OSError:  # a reader who may not write: the clock of this machine is all there is
         now = time.time()
-    return now - touched
+    return now - claim.st_mtime
 
 
 @cache
