@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from loopworth.plan import Plan
 from loopworth.plan.stacking import stacks
 from loopworth.recipes import load_plan
-from loopworth.recipes.laptop import GRIDS, PROBES, probe
+from loopworth.recipes.laptop import GRIDS
+from loopworth.recipes.probes import PROBES, probe
 from loopworth.spec import DataSpec
 from loopworth.train.transfer import peak_rates
 from train_runs import make_data
@@ -56,23 +58,27 @@ def test_a_budget_and_a_width_are_one_stack(name: str) -> None:
 @pytest.mark.parametrize("method", PROBES)
 def test_a_probe_changes_the_looped_runs_and_shares_the_others(method: str) -> None:
     plain = {planned.run.content_hash() for planned in load_plan("laptop").runs}
-    plan = probe(method, DataSpec())
+    plan = probe(load_plan("laptop"), method)
     shared = [run for run in plan.runs if run.run.content_hash() in plain]
     assert len(plan.runs) == 48
     assert [run.role for run in shared] == ["plain"] * 12
     assert {run.study for run in plan.runs} == {method}
-    assert all(len(places) == 4 for places in stacks([planned.run for planned in plan.runs]))
+    if method in ("truncated_bptt", "hyperconnections"):
+        assert all(len(places) == 4 for places in stacks([planned.run for planned in plan.runs]))
 
 
 def test_windows_are_half_of_the_recurrence_rounded_up() -> None:
-    models = {planned.run.model for planned in probe("truncated_bptt", DataSpec()).runs}
+    models = {planned.run.model for planned in probe(load_plan("laptop"), "truncated_bptt").runs}
     windows = {(model.recurrence, model.bptt_window) for model in models}
     assert windows == {(1, None), (2, 1), (4, 2), (8, 4)}
 
 
 def test_an_unknown_probe_is_refused() -> None:
-    with pytest.raises(ValueError, match="'truncated' is no probe of laptop"):
-        probe("truncated", DataSpec())
+    with pytest.raises(ValueError, match="'truncated' is no probe; did you mean 'truncated_bptt'"):
+        probe(load_plan("laptop"), "truncated")
+    unlooped = Plan("plain", [run for run in load_plan("laptop").runs if run.role == "plain"])
+    with pytest.raises(ValueError, match="additive changes no run of plain"):
+        probe(unlooped, "additive")
 
 
 def test_text_of_ones_own_decides_the_vocabulary(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from loopworth import __version__
 from loopworth.cli.account import ledger
 from loopworth.cli.data import data
 from loopworth.cli.laws import check, compare, fit
+from loopworth.cli.measuring import measure
 from loopworth.cli.plans import plan
 from loopworth.cli.running import run
 from loopworth.cli.sweeps import sweep
@@ -59,6 +60,7 @@ def main() -> None:
     Examples:
       loopworth fit                      the 116 published runs in the package
       loopworth fit my_runs.csv --json   your own runs, one JSON object on stdout
+      loopworth measure                  train a sweep here, in minutes, and measure phi
 
     \b
     Exit codes: 0 done, 1 refused (the message says why), 2 wrong usage,
@@ -66,7 +68,7 @@ def main() -> None:
     """
 
 
-for command in (check, fit, compare, ledger, plan, data, train, run, sweep):
+for command in (fit, measure, check, compare, ledger, plan, data, train, run, sweep):
     main.add_command(command)
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from loopworth.sweep.folder import SweepFolder
 
 _WHOLE = click.IntRange(min=1)
-_FOLDER = click.Path(file_okay=False, path_type=Path)
+FOLDER = click.Path(file_okay=False, path_type=Path)
 
 
 @click.group(short_help="Do all runs of a plan: start, status, watch, retry, stop, collect.")
@@ -34,7 +34,7 @@ def sweep() -> None:
     """
 
 
-def _how_to_run(command: Callable[..., Any]) -> Callable[..., Any]:
+def how_to_run(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options of a command that starts runs."""
     options = (
         click.option("--engine", default="local", metavar="NAME",
@@ -61,11 +61,11 @@ def _how_to_run(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @sweep.command(short_help="Do the runs of a plan, or what is left of them.")
 @click.argument("recipe", required=False)
-@click.option("--out", type=_FOLDER, metavar="DIR", help="The folder of the sweep [sweeps/NAME].")
+@click.option("--out", type=FOLDER, metavar="DIR", help="The folder of the sweep [sweeps/NAME].")
 @click.option("--data", metavar="SOURCE", help="A prepared folder, or docstrings [docstrings].")
 @click.option("--add", is_flag=True, help="Also where none of the runs is in DIR yet.")
 @click.option("--print", "only_print", is_flag=True, help="Print Slurm's script; start nothing.")
-@_how_to_run
+@how_to_run
 def start(
     recipe: str | None, out: Path | None, data: str | None, add: bool, only_print: bool,
     as_json: bool, quiet: bool, **how: Any,
@@ -108,15 +108,15 @@ def start(
         from loopworth.sweep.slurm import script_of
 
         how["engine"] = "slurm" if how["engine"] == "local" else how["engine"]
-        click.echo(script_of(folder, plan, *_engine(folder.path, how)), nl=False)
+        click.echo(script_of(folder, plan, *engine_of(folder.path, how)), nl=False)
         return
     _launch(folder, plan, add, how, as_json, quiet)
 
 
 @sweep.command(short_help="Do the runs that failed again.")
-@click.argument("folder", metavar="DIR", type=_FOLDER)
+@click.argument("folder", metavar="DIR", type=FOLDER)
 @click.argument("names", metavar="[RUN]...", nargs=-1)
-@_how_to_run
+@how_to_run
 def retry(
     folder: Path, names: tuple[str, ...], as_json: bool, quiet: bool, **how: Any
 ) -> None:  # fmt: skip
@@ -147,11 +147,11 @@ def _launch(
     from loopworth.sweep.launch import run_sweep
 
     attempts = how["attempts"]
-    engine, resources = _engine(folder.path, how)
+    engine, resources = engine_of(folder.path, how)
     progress = None if quiet else SweepProgress()
     shown: dict[str, Any] = {}
     if progress is not None:
-        shown = {"tell": _teller(progress), "idle": _drawer(progress, folder)}
+        shown = {"tell": teller(progress), "idle": _drawer(progress, folder)}
     try:
         ended = run_sweep(
             folder, engine, resources, plan=plan, foreign=add, attempts=attempts, **shown
@@ -164,10 +164,10 @@ def _launch(
             f"{ended.grown.added} runs were added, {ended.grown.reused} were there", err=True
         )
     _show_end(folder, as_json)
-    click.get_current_context().exit(_code(folder, ended.to_the_end, ended.signal))
+    click.get_current_context().exit(exit_code(folder, ended.to_the_end, ended.signal))
 
 
-def _engine(folder: Path, how: dict[str, Any]) -> tuple[Any, Any]:
+def engine_of(folder: Path, how: dict[str, Any]) -> tuple[Any, Any]:
     """Return the engine that the options ask for, and what it gives to each run."""
     from loopworth.quantities import parse_bytes, parse_duration
     from loopworth.sweep.engines import Resources
@@ -184,7 +184,8 @@ def _engine(folder: Path, how: dict[str, Any]) -> tuple[Any, Any]:
     return open_engine(how["engine"], folder, how["workers"], resources, options), resources
 
 
-def _teller(progress: Any) -> Callable[[Any], None]:
+def teller(progress: Any) -> Callable[[Any], None]:
+    """Return what tells the news of a sweep, a line each."""
     from loopworth.report.board import happening_line
 
     def tell(happening: Any) -> None:
@@ -228,7 +229,8 @@ def _show_end(folder: SweepFolder, as_json: bool) -> None:
         click.echo("\n" + collected_text(table))
 
 
-def _code(folder: SweepFolder, ended: bool, signalled: int) -> int:
+def exit_code(folder: SweepFolder, ended: bool, signalled: int) -> int:
+    """Return the exit code of a launcher: how it ended, and whether every run is complete."""
     import signal
 
     from loopworth.sweep.status import read_status
@@ -267,7 +269,7 @@ def skypilot(
 
 
 @sweep.command(short_help="Print how a sweep is, from its folder.")
-@click.argument("folder", metavar="DIR", type=_FOLDER)
+@click.argument("folder", metavar="DIR", type=FOLDER)
 @as_json
 def status(folder: Path, as_json: bool) -> None:
     """Print how the sweep in DIR is: a board of budgets by recurrences, and what is spent and left.
@@ -294,7 +296,7 @@ def status(folder: Path, as_json: bool) -> None:
 
 
 @sweep.command(short_help="Watch a sweep until its launcher ends.")
-@click.argument("folder", metavar="DIR", type=_FOLDER)
+@click.argument("folder", metavar="DIR", type=FOLDER)
 @click.option("--every", type=click.FloatRange(min=0.1), default=2.0, help="Seconds [2].")
 def watch(folder: Path, every: float) -> None:
     """Watch the sweep in DIR until its launcher ends; in a pipe, a line for each run that ends.
@@ -313,7 +315,7 @@ def watch(folder: Path, every: float) -> None:
 
 
 @sweep.command(short_help="Save every run of a sweep and stop its launcher.")
-@click.argument("folder", metavar="DIR", type=_FOLDER)
+@click.argument("folder", metavar="DIR", type=FOLDER)
 def stop(folder: Path) -> None:
     """Ask the launcher of DIR, on whatever machine, to save every run and stop; wait for it.
 
@@ -331,7 +333,7 @@ def stop(folder: Path) -> None:
 
 
 @sweep.command(short_help="Write the run table of a sweep, for fit.")
-@click.argument("folder", metavar="DIR", type=_FOLDER)
+@click.argument("folder", metavar="DIR", type=FOLDER)
 @click.option("--to", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
               help="Another file than DIR/runs.csv.")  # fmt: skip
 @as_json

@@ -6,12 +6,10 @@ paper's: phi comes out of it, with an interval, but it is not the paper's phi, a
 and beta are not identified.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 
 from loopworth.plan import Plan, PlannedRun, iso_depth
 from loopworth.spec import DataSpec, OptimSpec
-from loopworth.spec.checks import hint
 
 DEPTH, ENDS, RECURRENCES = 10, (1, 1), (1, 2, 4, 8)
 CONTEXT, BATCH_TOKENS, VALIDATION_TOKENS = 64, 256, 2**16
@@ -59,46 +57,10 @@ def thorough(data: DataSpec) -> Plan:
 def baseline(name: str, data: DataSpec) -> Plan:
     """Return one of the sweeps of `GRIDS`: linear injection, full backpropagation."""
     purpose = "Show the method at work in minutes; its phi is that of tiny models."
-    return Plan(name, _sweep(GRIDS[name], "baseline", data), purpose)
+    return Plan(name, _sweep(GRIDS[name], data), purpose)
 
 
-def _two_lanes(run: PlannedRun) -> PlannedRun:
-    model = replace(run.run.model, injection="hyperconnections", n_lanes=2)
-    return replace(run, run=run.run.replace(model=model))
-
-
-def _half_window(run: PlannedRun) -> PlannedRun:
-    window = -(-int(run.run.model.recurrence) // 2)
-    return replace(run, run=run.run.replace(model=replace(run.run.model, bptt_window=window)))
-
-
-PROBES: Mapping[str, Callable[[PlannedRun], PlannedRun]] = {
-    "hyperconnections": _two_lanes,
-    "truncated_bptt": _half_window,
-}
-
-
-def probe(method: str, data: DataSpec, *, grid: str = "laptop") -> Plan:
-    """Return the sweep of another method on a grid: its looped runs, and the baseline's at r = 1.
-
-    hyperconnections: two lanes. truncated_bptt: a window of ceil(r / 2). Raises ValueError for
-    another name.
-
-    >>> from loopworth.spec import DataSpec
-    >>> runs = [*laptop(DataSpec()).runs, *probe("truncated_bptt", DataSpec()).runs]
-    >>> len(runs), len({each.run.content_hash() for each in runs})
-    (96, 84)
-    """
-    if method not in PROBES:
-        raise ValueError(f"{method!r} is no probe of {grid}; {hint(method, list(PROBES))}")
-    runs = [
-        run if run.role == "plain" else PROBES[method](run)
-        for run in _sweep(GRIDS[grid], method, data)
-    ]
-    return Plan(f"{grid}-{method}", runs, f"Measure what {method} does to phi, against {grid}.")
-
-
-def _sweep(grid: Mapping[float, Sequence[int]], study: str, data: DataSpec) -> list[PlannedRun]:
+def _sweep(grid: Mapping[float, Sequence[int]], data: DataSpec) -> list[PlannedRun]:
     """Return the cells of a grid, those of a budget and a width beside each other."""
     data = CHARACTERS if data == DataSpec() else data
     run = {
@@ -116,8 +78,8 @@ def _sweep(grid: Mapping[float, Sequence[int]], study: str, data: DataSpec) -> l
                 "vocab_size": _vocabulary(data),
             }
             cells += iso_depth(
-                {budget: [width]}, depth=DEPTH, ends=ENDS, recurrences=RECURRENCES, study=study,
-                model=model, run=run,
+                {budget: [width]}, depth=DEPTH, ends=ENDS, recurrences=RECURRENCES,
+                study="baseline", model=model, run=run,
             )  # fmt: skip
     return cells
 

@@ -15,14 +15,16 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from loopworth.measure import PhiPoint
 from loopworth.quantities import format_count, format_duration, format_flops
+from loopworth.report.page import interval
 from loopworth.sweep.collect import Collected
 from loopworth.sweep.folder import SweepFolder
 from loopworth.sweep.launch import Begun, Ended, Happening
 from loopworth.sweep.run import State
 from loopworth.sweep.status import RunStatus, SweepStatus, read_status
 
-_MARKS: dict[State, tuple[str, str]] = {
+MARKS: dict[State, tuple[str, str]] = {
     "complete": ("●", "green"),
     "running": ("◐", "yellow"),
     "stopped": ("◌", "yellow"),
@@ -100,7 +102,7 @@ def _cell(runs: Sequence[RunStatus]) -> Text:
             text.append("✗", "red")
     else:
         for run in sorted(runs, key=lambda run: (run.cell.width, run.cell.seed)):
-            text.append(*_MARKS[run.state])
+            text.append(*MARKS[run.state])
     losses = [run.loss for run in runs if run.state == "complete" and run.loss is not None]
     if losses:
         text.append(f" {min(losses):.3f}")
@@ -111,7 +113,7 @@ def _legend(status: SweepStatus) -> Text:
     text = Text()
     for state, count in status.counts.items():
         if count:
-            text.append(*_MARKS[state])
+            text.append(*MARKS[state])
             text.append(f" {state}  ", "dim")
     text.append("in order of width, with the lowest loss", "dim")
     return text
@@ -184,6 +186,7 @@ class SweepProgress:
             self._live = Live(console=console, auto_refresh=False, transient=True)
             self._live.start()
         self._due = 0.0
+        self._phi = ""
 
     @property
     def due(self) -> bool:
@@ -193,8 +196,16 @@ class SweepProgress:
     def draw(self, status: SweepStatus, took: float = 0.0) -> None:
         """Draw the board; `took` is what reading the status cost, which sets the pace."""
         if self._live is not None:
-            self._live.update(board(status), refresh=True)
+            shown = Group(board(status), Text(self._phi, "bold")) if self._phi else board(status)
+            self._live.update(shown, refresh=True)
             self._due = time.monotonic() + max(1.0, 20 * took)
+
+    def show_phi(self, points: Sequence[PhiPoint], *, new: bool) -> None:
+        """Put phi so far below the board; where there is no board, a new one is a line."""
+        if points:
+            self._phi = f"phi = {interval(points[-1].estimate)} from {points[-1].runs} runs"
+            if new and self._live is None:
+                self.line(self._phi)
 
     def line(self, text: str) -> None:
         """Write a line, on a terminal above the board."""

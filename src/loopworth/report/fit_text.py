@@ -27,12 +27,12 @@ from loopworth.report.page import (
 def fit_page(report: FitReport) -> Group:
     """Return a page for a rich console; it fits 80 columns."""
     parts = (
-        _headline(report),
+        headline(report),
         _constants(report.fit),
         _recurrences(report.fit),
-        _laws(report.fit),
+        law_table(report.fit),
         _conventions(report.fit),
-        _optima(report),
+        optima(report),
         _held_out(report.fit),
         _extrapolation(report),
         _untested(report),
@@ -42,7 +42,7 @@ def fit_page(report: FitReport) -> Group:
     return Group(*(part for part in parts if part is not None))
 
 
-def _headline(report: FitReport) -> Group:
+def headline(report: FitReport) -> Group:
     """Say what was found, and what it means, before any table."""
     fit = report.fit
     levels = join_words(f"{r:g}" for r in sorted(set(fit.runs.recurrence.tolist())))
@@ -152,7 +152,7 @@ def _recurrences(fit: Fit) -> Group | None:
     )
 
 
-def _laws(fit: Fit) -> Group | None:
+def law_table(fit: Fit) -> Group | None:
     """List the rival gains, the best by AICc marked."""
     if not fit.laws:
         return None
@@ -190,7 +190,7 @@ def _conventions(fit: Fit) -> Group | None:
     return section("Phi by convention", table, note)
 
 
-def _optima(report: FitReport) -> Group | None:
+def optima(report: FitReport) -> Group | None:
     """Show the measured optima by recurrence: growth, and what looping costs in loss."""
     if not report.exponents:
         return None

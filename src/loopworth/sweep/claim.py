@@ -161,7 +161,7 @@ def _remove_dead(path: Path) -> None:
     try:
         if not _lock(handle):
             raise _held(path, "by another process on this machine")
-        # By the handle: others may take the claim over meanwhile, and the name is then another file.
+        # By the handle: where others take the claim over meanwhile, the name is another file.
         owner = _owner(os.pread(handle, os.fstat(handle).st_size, 0))
         if not owner or owner.get("machine") != machine_id():
             silent = _silence(path.parent, os.fstat(handle))

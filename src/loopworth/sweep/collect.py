@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from loopworth.sweep.files import write_whole
 from loopworth.sweep.folder import TABLE, SweepFolder
-from loopworth.sweep.status import RunStatus, read_status
+from loopworth.sweep.status import RunStatus, SweepStatus, read_status
 
 _TIMED = ("seconds",)
 
@@ -36,12 +36,7 @@ class Collected:
 
     def to_csv(self) -> str:
         """Return a header line and one line a run; an empty field is None."""
-        columns = dict.fromkeys(name for row in (*self.rows, *self.table) for name in row)
-        out = io.StringIO()
-        writer = csv.DictWriter(out, columns, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(self.table)
-        return out.getvalue()
+        return csv_of(self.table)
 
     def to_json(self) -> dict[str, Any]:
         """Return what was collected as plain values, without the table itself."""
@@ -53,6 +48,21 @@ class Collected:
                 for run in self.missing
             ],
         }
+
+
+def csv_of(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return a header line and one line a row; an empty field is None."""
+    columns = dict.fromkeys(name for row in rows for name in row)
+    out = io.StringIO()
+    writer = csv.DictWriter(out, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return out.getvalue()
+
+
+def collected_rows(status: SweepStatus) -> list[dict[str, Any]]:
+    """Return the rows of the complete runs, in the order of the plan."""
+    return [_row(run) for run in status.runs if run.look.row is not None]
 
 
 def collect(sweep: SweepFolder, to: Path | None = None) -> Collected:
