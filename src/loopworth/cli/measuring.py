@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 PROBES = ["truncated_bptt", "hyperconnections", "additive", "diagonal", "passthrough"]
 
 
-@click.command(short_help="Train a sweep and measure phi from it, in one command.")
+@click.command(short_help="Train a sweep here and measure phi from it.")
 @click.argument("recipe", default="laptop")
 @click.option("--preview", "size", flag_value="preview", help="36 runs of laptop, half the time.")
 @click.option("--thorough", "size", flag_value="thorough", help="64 runs of laptop, to 6e11 FLOPs.")
