@@ -1,7 +1,7 @@
 """`loopworth run` with a training that needs no torch: its number follows from the spec alone.
 
-It saves its step as training does, goes on from there, and stops on SIGTERM. The seed of a run says
-how it misbehaves. Run as a program it is the worker, or the run of one folder.
+Runs move in step and save their step, go on from the newest that all have, and stop on SIGTERM. The
+seed of a run says how it misbehaves. Run as a program it is the worker, or the run of one folder.
 """
 
 import hashlib
@@ -10,39 +10,45 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from loopworth.reach import reach
 from loopworth.spec import RunSpec
-from loopworth.sweep.run import run_folder
+from loopworth.sweep.run import Outcome, run_folder, saved_steps
 from loopworth.sweep.worker import Worker, private_streams
 from loopworth.train.result import run_row
 
-DIVERGES, DIES, DIES_ONCE, BREAKS, STARTS_TWICE, WAITS = 1001, 1002, 1003, 1004, 1005, 1006
+DIVERGES, DIES, DIES_ONCE, BREAKS, WAITS = 1001, 1002, 1003, 1004, 1005
 SPINS = 4000  # hashes a step: some milliseconds
 
 
-def work(run: RunSpec, path: Path) -> bool:
-    """Hash the spec, step after step."""
+def work(runs: Mapping[Path, RunSpec], ended: Callable[[Path, Outcome], None]) -> None:
+    """Hash the specs, step after step."""
     asked = []
     before = signal.signal(signal.SIGTERM, lambda number, _frame: asked.append(number))
+    left = dict(runs)
     try:
-        misbehave(run, path)
-        folder = path / "checkpoint"
-        step = max((int(p.name[5:]) for p in folder.glob("step-*")), default=0)
-        steps = run.steps or 8
-        while step < steps:
-            state = json.dumps([step, run.to_json()], sort_keys=True).encode()
-            for _ in range(SPINS):
-                state = hashlib.sha256(state).digest()
+        misbehave(left, ended)
+        if not left:
+            return
+        step = max(frozenset.intersection(*(saved_steps(p) | {0} for p in left)))
+        while left:
+            for path, run in list(left.items()):
+                if step >= (run.steps or 8):
+                    finish(run, path)
+                    ended(path, True)
+                    del left[path]
             step += 1
-            (folder / f"step-{step:08d}").mkdir(parents=True)
+            for path, run in left.items():
+                state = json.dumps([step, run.to_json()], sort_keys=True).encode()
+                for _ in range(SPINS):
+                    state = hashlib.sha256(state).digest()
+                (path / f"checkpoint/step-{step:08d}").mkdir(parents=True, exist_ok=True)
             if asked:
-                return False
+                return
     finally:
         signal.signal(signal.SIGTERM, before)
-    finish(run, path)
-    return True
 
 
 def finish(run: RunSpec, path: Path) -> None:
@@ -53,18 +59,21 @@ def finish(run: RunSpec, path: Path) -> None:
     aside.replace(path / "result.json")
 
 
-def misbehave(run: RunSpec, path: Path) -> None:
-    mark = path / "tried"
-    first = not mark.exists()
-    mark.touch()
-    if run.seed == DIVERGES:
-        raise ValueError("the loss is not finite")
-    while run.seed == WAITS and not (path / "go").exists():
-        time.sleep(0.01)
-    if run.seed == BREAKS:
-        raise RuntimeError("device-side assert")
-    if run.seed == DIES or (run.seed == DIES_ONCE and first):
-        os.kill(os.getpid(), signal.SIGKILL)
+def misbehave(left: dict[Path, RunSpec], ended: Callable[[Path, Outcome], None]) -> None:
+    first = {path: not (path / "tried").exists() for path in left}
+    for path in left:
+        (path / "tried").touch()
+    for path, run in list(left.items()):
+        if run.seed == DIVERGES:
+            ended(path, ValueError("the loss is not finite"))
+            del left[path]
+        while run.seed == WAITS and not (path / "go").exists():
+            time.sleep(0.01)
+    for path, run in left.items():
+        if run.seed == BREAKS:
+            raise RuntimeError("device-side assert")
+        if run.seed == DIES or (run.seed == DIES_ONCE and first[path]):
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 def lost(message: str) -> None:

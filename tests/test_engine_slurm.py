@@ -133,9 +133,9 @@ def test_a_pack_does_its_runs_in_one_job(cluster, data, sweep, tmp_path):
 def test_a_second_launcher_finds_the_jobs_of_one_that_died_and_stops_them(cluster, data, sweep):
     sweep.grow(long(data, *range(4)))
     runs = [sweep.prepare(cell).absolute() for cell in sweep.cells]
-    engine(sweep, limit=1).submit(runs, Quick())  # its launcher is killed now
+    engine(sweep, limit=1).submit([(run,) for run in runs], Quick())  # its launcher is killed now
     slurm = engine(sweep)
-    slurm.submit(runs, Quick())
+    slurm.submit([(run,) for run in runs], Quick())
     assert len(jobs(slurm)) == 4
     while not list(sweep.path.glob("runs/*/checkpoint/*")):
         assert slurm.poll(0.2).alive == set(runs)

@@ -12,13 +12,15 @@ from pathlib import Path
 
 import pytest
 
+from engine_runs import long
 from loopworth.runs import load_runs
 from loopworth.spec import RunSpec
 from loopworth.sweep.claim import HeldError
 from loopworth.sweep.collect import collect
 from loopworth.sweep.engines import Resources
 from loopworth.sweep.folder import SweepFolder
-from loopworth.sweep.launch import Ended, forgive_failed, in_order, stop_launcher
+from loopworth.sweep.jobs import in_order
+from loopworth.sweep.launch import Ended, forgive_failed, stop_launcher
 from loopworth.sweep.local import LocalEngine
 from loopworth.sweep.run import run_folder
 from loopworth.sweep.status import read_status
@@ -234,11 +236,10 @@ def test_a_damaged_plan_is_told_with_the_way_out(sweep, data):
 
 
 def test_stop_saves_and_start_goes_on(sweep, data):
-    made = with_seeds(data, *range(12))
-    sweep.grow(made)
+    sweep.grow(long(data, *range(12), steps=100))
     command = [sys.executable, str(HERE / "sweep_runs.py"), str(sweep.path)]
     with subprocess.Popen(command) as launcher:
-        wait_until(lambda: read_status(sweep).counts["complete"], launcher)
+        wait_until(lambda: list(sweep.path.glob("runs/*/checkpoint/step-*")), launcher)
         assert stop_launcher(sweep)
     assert launcher.returncode == 0
     assert not stop_launcher(sweep)
@@ -255,10 +256,10 @@ def test_stop_saves_and_start_goes_on(sweep, data):
 
 
 def test_a_launcher_saves_on_sigterm(sweep, data):
-    sweep.grow(with_seeds(data, *range(12)))
+    sweep.grow(long(data, *range(12), steps=100))
     command = [sys.executable, str(HERE / "sweep_runs.py"), str(sweep.path)]
     with subprocess.Popen(command) as launcher:
-        wait_until(lambda: read_status(sweep).counts["complete"], launcher)
+        wait_until(lambda: list(sweep.path.glob("runs/*/checkpoint/step-*")), launcher)
         launcher.send_signal(signal.SIGTERM)
     assert read_status(sweep).counts["running"] == 0
     assert read_status(sweep).launcher is None
@@ -267,7 +268,7 @@ def test_a_launcher_saves_on_sigterm(sweep, data):
 def test_all_budgets_move_on_together_and_the_last_is_cheap(data, tmp_path):
     sweep = SweepFolder(tmp_path / "sweep")
     sweep.grow(plan(data, budgets=[1e9, 2e9, 4e9], widths=[16, 24, 32, 40]))
-    order = [cell.budget for cell in in_order(sweep.cells)]
+    order = [job[0].budget for job in in_order((cell,) for cell in sweep.cells)]
     assert sorted(order[:6]) == [1e9, 1e9, 2e9, 2e9, 4e9, 4e9]
     assert order[0] == 4e9
     assert order[-1] == 1e9
@@ -351,7 +352,7 @@ def test_gpus_are_shared_out(tmp_path):
             return [sys.executable, "-c", script]
 
     local = LocalEngine(2, tmp_path / "logs", ["0", "1", "2", "3"])
-    local.submit([Path("a"), Path("b")], Show(threads=3, gpus=2))
+    local.submit([(Path("a"),), (Path("b"),)], Show(threads=3, gpus=2))
     assert local.room() == 0
     while local.poll(1.0).alive:
         pass

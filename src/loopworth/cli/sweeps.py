@@ -50,6 +50,8 @@ def how_to_run(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--time", metavar="TIME", help="Limit of a Slurm job, as 12h."),
         click.option("--save-every", metavar="STEPS|TIME", default="1min",
                      help="Checkpoint [1min; also 500, 1h]."),
+        click.option("--stack/--no-stack", default=True,
+                     help="Train runs of one width together on a CPU [on]."),
         click.option("--attempts", type=_WHOLE, default=3, metavar="N",
                      help="Deaths in a row that a run may have [3]."),
     )  # fmt: skip
@@ -176,7 +178,7 @@ def engine_of(folder: Path, how: dict[str, Any]) -> tuple[Any, Any]:
     saving(how["save_every"])  # refused here, not by every worker
     memory, time = how["memory"], how["time"]
     resources = Resources(
-        **{name: how[name] for name in ("threads", "gpus", "device", "save_every")},
+        **{name: how[name] for name in ("threads", "gpus", "device", "save_every", "stack")},
         memory_bytes=None if memory is None else parse_bytes(memory),
         seconds=None if time is None else parse_duration(time),
     )

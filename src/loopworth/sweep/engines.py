@@ -1,7 +1,7 @@
 """What a sweep asks of the place where its runs are done: start them, say which live, stop them.
 
-An engine starts the command of a run folder, `loopworth run DIR`, somewhere. It holds no state of a
-run: how a run ended is read from its folder, and an engine may be lost with all it knows.
+An engine gets jobs: a run, or a stack of runs that one process trains together. It holds no state
+of a run: how a run ended is read from its folder, and an engine may be lost with all it knows.
 """
 
 from __future__ import annotations
@@ -15,13 +15,17 @@ from typing import Protocol
 # For a step and a checkpoint of a large model, between the wish to stop and the end.
 GRACE_SECONDS = 120
 
+# The folders of one run, or of several that are trained as a stack.
+Job = tuple[Path, ...]
+
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What one run gets, and how it is started.
+    """What one job gets, and how it is started.
 
     threads        CPU threads               gpus        devices; 0 is the CPU
     device         auto, cpu, cuda, mps      save_every  between checkpoints, as `loopworth train`
+    stack          train what fits in a stack as one, on a CPU (see `plan.stacking`)
     memory_bytes, seconds   what a cluster is asked for; None leaves it to the cluster
 
     >>> Resources(threads=2).command(Path("runs/a"))[1:]
@@ -32,6 +36,7 @@ class Resources:
     gpus: int = 0
     device: str = "auto"
     save_every: str = "1min"
+    stack: bool = True
     memory_bytes: float | None = None
     seconds: float | None = None
 
@@ -54,7 +59,7 @@ class Resources:
         return [
             *launcher, "run", *map(str, arguments),
             "--threads", str(self.threads), "--device", self.device,
-            "--save-every", self.save_every,
+            "--save-every", self.save_every, *([] if self.stack else ["--no-stack"]),
         ]  # fmt: skip
 
     def environment(self) -> dict[str, str]:
@@ -79,18 +84,20 @@ class Poll:
 class Engine(Protocol):
     """The place where runs are done. One launcher owns it.
 
-    workers   how many runs it does at once; None where it does not know
+    workers   how many jobs it does at once; None where it does not know
+    stacks    whether it takes jobs of several runs
     """
 
     name: str
     workers: int | None
+    stacks: bool
 
     def room(self) -> int:
-        """Return how many more runs can be submitted now; a cluster with a queue takes any."""
+        """Return how many more jobs can be submitted now; a cluster with a queue takes any."""
         ...
 
-    def submit(self, runs: Sequence[Path], resources: Resources) -> None:
-        """Start the command of these run folders, or queue it.
+    def submit(self, jobs: Sequence[Job], resources: Resources) -> None:
+        """Start these jobs, or queue them.
 
         Raises ValueError in words for the user where it cannot.
         """

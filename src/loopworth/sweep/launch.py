@@ -1,4 +1,7 @@
-"""The launcher: hands runs to an engine until all are done, and reads from disk how they ended.
+"""The launcher: hands jobs to an engine until all runs are done; how they ended is read from disk.
+
+On a CPU a job is a stack of runs that one worker trains together, else one run. How runs are put
+together changes no number.
 
 It may be killed at any moment, and started again: it knows nothing that is not on disk.
 """
@@ -22,9 +25,11 @@ from loopworth.spec.checks import hint
 from loopworth.sweep.engines import Engine, Resources
 from loopworth.sweep.files import probe, write_whole
 from loopworth.sweep.folder import STOP, Cell, Grown, OtherRunError, SweepFolder
-from loopworth.sweep.run import Look, State, forgive, give_up, look
+from loopworth.sweep.jobs import Cells, form_jobs, in_order, spread, stack_numbers
+from loopworth.sweep.run import Look, State, forgive, give_up, look, saved_steps
 
 ATTEMPTS = 3  # deaths in a row, without a new checkpoint, after which a run has failed
+_TOGETHER = 2  # deaths in a row after which a run goes alone: it may be the one that kills others
 _POLL_SECONDS = 0.5
 _RECHECK_SECONDS = 2.0  # runs that others hold, and failed ones that may have been forgiven
 
@@ -56,7 +61,8 @@ Tell = Callable[[Happening], None]
 class Launcher:
     """Brings a sweep to its end on one engine; the caller holds the sweep (`SweepFolder.hold`).
 
-    attempts   deaths of a run's process, in a row and without a new checkpoint, that are borne
+    attempts   deaths of a run's process, in a row and without a new checkpoint, that are borne; no
+               run is given up before it died alone
     tell       is told what happens       idle   is called about twice a second, to draw a board
     """
 
@@ -66,11 +72,16 @@ class Launcher:
     attempts: int = ATTEMPTS
     tell: Tell | None = None
     idle: Callable[[], None] | None = None
-    _queue: list[Cell] = field(default_factory=list)
+    _queue: list[Cells] = field(default_factory=list)
+    _back: list[Cell] = field(default_factory=list)  # to be done again, next
     _submitted: dict[Path, Cell] = field(default_factory=dict)
+    _jobs: dict[str, Cells] = field(default_factory=dict)  # the last job of a run
+    _numbers: dict[str, int] = field(default_factory=dict)  # the stack of a run
+    _deaths: dict[str, int] = field(default_factory=dict)  # in a row
     _aside: list[Cell] = field(default_factory=list)  # failed, or held by others
     _attempts: dict[str, int] = field(default_factory=dict)  # as last seen on disk
     _unborn: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    _unborn_jobs: int = 0
     _begun: bool = False
     _done: int = 0
     _checked: float = 0.0
@@ -85,7 +96,7 @@ class Launcher:
         self._sort_out()
         with self._signals():
             try:
-                while self._queue or self._submitted or self._held():
+                while self._queue or self._back or self._submitted or self._held():
                     if self._asked or self._wanted_to_stop():
                         self.engine.cancel()
                         self._settle(frozenset(), {})
@@ -113,30 +124,53 @@ class Launcher:
     def _sort_out(self) -> None:
         """Read how every run is, and line up those that are to be done."""
         started = self.sweep.started()
+        if may_stack(self.engine, self.resources):
+            self._numbers = stack_numbers(self.sweep.cells)
+        waiting = []
         for cell in self.sweep.cells:
             found = self._look(cell) if cell.name in started else Look("waiting")
             self._attempts[cell.name], state = found.attempts, found.state
+            self._deaths[cell.name] = found.lost
             if state == "complete":
                 self._done += 1
             elif state in ("failed", "running"):
                 self._aside.append(cell)
             else:
-                self._queue.append(cell)
-        self._queue = in_order(self._queue)
+                waiting.append(cell)
+        self._queue = self._formed(waiting)
+
+    def _formed(self, cells: Iterable[Cell]) -> list[Cells]:
+        """Return the jobs that runs are done in; one that died again and again goes alone."""
+        borne = max(1, min(_TOGETHER, self.attempts - 1))
+        numbers = {n: k for n, k in self._numbers.items() if self._deaths[n] < borne}
+        return in_order(form_jobs(cells, numbers, self._saved))
+
+    def _saved(self, cell: Cell) -> frozenset[int]:
+        return saved_steps(self.sweep.run_path(cell))
 
     def _look(self, cell: Cell) -> Look:
         return look(self.sweep.run_path(cell), cell.run_id)
 
     def _fill(self) -> None:
-        """Give the engine as many runs as it takes."""
-        cells = [self._queue.pop(0) for _ in range(min(self.engine.room(), len(self._queue)))]
-        ready = {path: cell for cell in cells if (path := self._prepared(cell)) is not None}
-        if not ready:
+        """Give the engine as many jobs as it takes."""
+        if self._back:
+            self._queue[:0] = self._formed(self._back)
+            self._back = []
+        self._queue = spread(self._queue, self.engine.workers or 0)
+        room = self.engine.room()
+        taken, self._queue = self._queue[:room], self._queue[room:]
+        jobs = [job for cells in taken if (job := self._ready(cells))]
+        if not jobs:
             return
-        self.engine.submit(list(ready), self.resources)
-        self._submitted |= ready
-        for cell in ready.values():
-            self._say(Begun(cell))
+        self.engine.submit([tuple(job) for job in jobs], self.resources)
+        for job in jobs:
+            self._submitted |= job
+            for cell in job.values():
+                self._jobs[cell.name] = tuple(job.values())
+                self._say(Begun(cell))
+
+    def _ready(self, cells: Cells) -> dict[Path, Cell]:
+        return {path: cell for cell in cells if (path := self._prepared(cell)) is not None}
 
     def _prepared(self, cell: Cell) -> Path | None:
         """Return the folder of a run, ready to be started; None where it is another run's."""
@@ -174,14 +208,16 @@ class Launcher:
     def _again(self, cell: Cell, found: Look, words: str, born: bool) -> Look:
         """Line up a run whose process is gone, or give it up where that happens again and again."""
         probe(self.sweep.path)
-        deaths = found.lost
+        job, deaths = self._jobs[cell.name], found.lost
         if not born:
             self._unborn[cell.name] += 1
+            self._unborn_jobs += cell is job[0]
             deaths = max(deaths, self._unborn[cell.name])
-            if not self._begun and sum(self._unborn.values()) >= self.attempts:
+            if not self._begun and self._unborn_jobs >= self.attempts:
                 raise ValueError(f"no run could be started: {words or 'no process said why'}")
-        if deaths < self.attempts:
-            self._queue.insert(0, cell)
+        self._deaths[cell.name] = deaths
+        if deaths < self.attempts or len(job) > 1:
+            self._back.append(cell)
             return found
         how = words or "its process died without a word"
         give_up(self.sweep.run_path(cell), f"{how}; {deaths} times in a row")
@@ -208,7 +244,8 @@ class Launcher:
             if state == "complete":
                 self._done += 1
             else:
-                self._queue.append(cell)
+                self._deaths[cell.name] = self._unborn[cell.name] = 0
+                self._back.append(cell)
 
     def _say(self, happening: Happening) -> None:
         if self.tell is not None:
@@ -236,22 +273,9 @@ class Launcher:
                 signal.signal(number, handler)
 
 
-def in_order(cells: Iterable[Cell]) -> list[Cell]:
-    """Return runs in the order in which they should be done.
-
-    All budgets move on together, so that a law can be fitted early, the dear ones a little ahead,
-    so that the last run to end is a cheap one and no worker waits long.
-    """
-    budgets: dict[float, list[Cell]] = defaultdict(list)
-    for cell in cells:
-        budgets[cell.budget].append(cell)
-    groups = [budgets[budget] for budget in sorted(budgets, reverse=True)]
-    placed = [
-        ((rank + k / len(groups)) / len(group), k, rank, cell)
-        for k, group in enumerate(groups)
-        for rank, cell in enumerate(sorted(group, key=lambda cell: -cell.flops))
-    ]
-    return [cell for *_, cell in sorted(placed, key=lambda entry: entry[:3])]
+def may_stack(engine: Engine, resources: Resources) -> bool:
+    """Return whether runs may be trained together: on a CPU, unless that is not wanted."""
+    return engine.stacks and resources.stack and resources.device in ("auto", "cpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,7 +307,8 @@ def run_sweep(
     """
     if plan is None:
         sweep.require()
-    with sweep.hold(engine=engine.name, workers=engine.workers):
+    stacks = may_stack(engine, resources)
+    with sweep.hold(engine=engine.name, workers=engine.workers, stacks=stacks):
         (sweep.path / STOP).unlink(missing_ok=True)
         sweep.read()  # another launcher may have added runs since it was opened
         grown = None if plan is None else sweep.grow(plan, foreign=foreign)

@@ -1,4 +1,4 @@
-"""The engine of this machine: worker processes that stay alive from run to run."""
+"""The engine of this machine: worker processes that stay alive from job to job."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from loopworth.sweep.engines import GRACE_SECONDS, Poll, Resources
+from loopworth.sweep.engines import GRACE_SECONDS, Job, Poll, Resources
 
 _TAIL = 3  # lines of a worker's log that are told when it dies
 
 
 @dataclass(eq=False, slots=True)
 class _Slot:
-    """The place of one worker: its process, the run it does, its devices."""
+    """The place of one worker: its process, the runs at hand, its devices."""
 
     number: int
     gpus: tuple[str, ...] = ()
     process: subprocess.Popen[bytes] | None = None
-    run: Path | None = None
+    runs: set[Path] = field(default_factory=set)
     rest: bytes = b""
     persistent: bool = True
-    written: int = field(default=0)  # bytes of the log when the run was begun
+    written: int = field(default=0)  # bytes of the log when the job was begun
 
 
 class LocalEngine:
-    """Runs on this machine, one a worker.
+    """Jobs on this machine, one a worker.
 
     workers   how many at once      gpus   their devices, shared out evenly; none is the CPU
     logs      folder for what workers write to stderr
@@ -42,7 +42,7 @@ class LocalEngine:
     name = "local"
 
     def __init__(self, workers: int, logs: Path, gpus: Sequence[str] = ()) -> None:
-        """Start nothing yet: a worker starts with its first run."""
+        """Start nothing yet: a worker starts with its first job."""
         if workers < 1:
             raise ValueError(f"workers={workers} must be 1 or more")
         each = len(gpus) // workers
@@ -53,37 +53,38 @@ class LocalEngine:
         self._slots = [_Slot(k, tuple(gpus[k * each : (k + 1) * each])) for k in range(workers)]
         self._logs = logs
         self.workers: int | None = workers
+        self.stacks = not gpus
         self._selector = selectors.DefaultSelector()
         self._words: dict[Path, str] = {}
 
     def room(self) -> int:
         """Return how many workers have nothing to do."""
-        return sum(slot.run is None for slot in self._slots)
+        return sum(not slot.runs for slot in self._slots)
 
-    def submit(self, runs: Sequence[Path], resources: Resources) -> None:
-        """Hand runs to idle workers, those that are warm first."""
-        idle = [slot for slot in self._slots if slot.run is None]
+    def submit(self, jobs: Sequence[Job], resources: Resources) -> None:
+        """Hand jobs to idle workers, those that are warm first."""
+        idle = [slot for slot in self._slots if not slot.runs]
         idle.sort(key=lambda slot: slot.process is None)
-        for run, slot in zip(runs, idle, strict=False):
-            self._hand(slot, run.absolute(), resources)
-            self._words.pop(run, None)
+        for job, slot in zip(jobs, idle, strict=False):
+            self._hand(slot, tuple(run.absolute() for run in job), resources)
 
-    def _hand(self, slot: _Slot, run: Path, resources: Resources) -> None:
-        slot.run, slot.written = run, self._log_size(slot)
+    def _hand(self, slot: _Slot, job: Job, resources: Resources) -> None:
+        slot.runs, slot.written = set(job), self._log_size(slot)
+        for run in job:
+            self._words.pop(run, None)
         if slot.process is None:
-            self._start(slot, resources)
+            self._start(slot, job, resources)
         if slot.persistent:
             assert slot.process is not None
             assert slot.process.stdin is not None
             with suppress(BrokenPipeError):  # it died just now; poll finds that
-                slot.process.stdin.write(json.dumps({"run": str(run)}).encode() + b"\n")
+                slot.process.stdin.write(_line(job))
                 slot.process.stdin.flush()
 
-    def _start(self, slot: _Slot, resources: Resources) -> None:
+    def _start(self, slot: _Slot, job: Job, resources: Resources) -> None:
         """Start a worker; several GPUs of one run need processes of their own, by torchrun."""
         slot.persistent = resources.gpus <= 1
-        assert slot.run is not None
-        command = resources.command("--worker" if slot.persistent else slot.run)
+        command = resources.command(*(["--worker"] if slot.persistent else job))
         environment = os.environ | resources.environment()
         if slot.gpus:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(slot.gpus)
@@ -110,7 +111,7 @@ class LocalEngine:
                 self._read(key.data)
         else:
             time.sleep(seconds)
-        alive = frozenset(slot.run for slot in self._slots if slot.run is not None)
+        alive = frozenset(run for slot in self._slots for run in slot.runs)
         return Poll(alive, dict(self._words))
 
     def _read(self, slot: _Slot) -> None:
@@ -124,13 +125,13 @@ class LocalEngine:
         *lines, slot.rest = (slot.rest + part).split(b"\n")
         for line in lines:
             answer = json.loads(line) if slot.persistent else {}
-            if answer and slot.run == Path(answer["run"]):
+            if answer and (run := Path(answer["run"])) in slot.runs:
                 if answer["error"]:
-                    self._words[slot.run] = answer["error"]
-                slot.run = None
+                    self._words[run] = answer["error"]
+                slot.runs.remove(run)
 
     def _reap(self, slot: _Slot) -> None:
-        """Note how a worker ended; its run, if it had one, is no longer alive."""
+        """Note how a worker ended; the runs that it had are no longer alive."""
         process = slot.process
         assert process is not None
         assert process.stdout is not None
@@ -141,9 +142,9 @@ class LocalEngine:
             if stream is not None:
                 with suppress(OSError):
                     stream.close()
-        if slot.run is not None and (code or slot.persistent):
-            self._words[slot.run] = _how(code) + self._tail(slot)
-        slot.process = slot.run = None
+        if slot.runs and (code or slot.persistent):
+            self._words |= dict.fromkeys(slot.runs, _how(code) + self._tail(slot))
+        slot.process, slot.runs = None, set()
 
     def cancel(self) -> None:
         """Ask every worker to save and stop; end those that do not within two minutes."""
@@ -158,7 +159,7 @@ class LocalEngine:
         """Let the workers end; kill those at work, as after a second Ctrl-C."""
         for slot in self._slots:
             if slot.process is not None:
-                if slot.run is not None:
+                if slot.runs:
                     self._signal(slot, signal.SIGKILL)
                 elif slot.process.stdin is not None:
                     with suppress(OSError):
@@ -185,7 +186,7 @@ class LocalEngine:
             return 0
 
     def _tail(self, slot: _Slot) -> str:
-        """Return the last lines that a worker wrote during its run."""
+        """Return the last lines that a worker wrote during its job."""
         try:
             with self._log(slot).open("rb") as file:
                 file.seek(slot.written)
@@ -193,6 +194,15 @@ class LocalEngine:
         except OSError:
             return ""
         return f": {' / '.join(lines[-_TAIL:])}" if lines else ""
+
+
+def _line(job: Job) -> bytes:
+    """Return what a worker is told.
+
+    >>> _line((Path("/a"), Path("/b")))
+    b'{"runs": ["/a", "/b"]}\\n'
+    """
+    return json.dumps({"runs": [str(run) for run in job]}).encode() + b"\n"
 
 
 def _how(code: int) -> str:

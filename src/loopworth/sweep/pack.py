@@ -43,7 +43,7 @@ def work_through(
             alive: frozenset[Path] = frozenset()
             while (waiting or alive) and not asked():
                 room = engine.room()
-                engine.submit(waiting[:room], resources)
+                engine.submit([(run,) for run in waiting[:room]], resources)
                 waiting = waiting[room:]
                 seen = engine.poll(_POLL_SECONDS)
                 alive, words = seen.alive, seen.words

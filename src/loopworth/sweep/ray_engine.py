@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from loopworth.sweep.engines import GRACE_SECONDS, Poll, Resources
+from loopworth.sweep.engines import GRACE_SECONDS, Job, Poll, Resources
 
 FOLDER = "ray"  # in the sweep's folder: what workers log
 
@@ -29,6 +29,7 @@ class RayEngine:
     """
 
     name = "ray"
+    stacks = False
 
     def __init__(
         self, sweep: Path, workers: int | None, resources: Resources, address: str | None = None
@@ -76,10 +77,10 @@ class RayEngine:
         """Return how many runs it takes: one more than fit, so that no node waits for the next."""
         return max(0, (self._limit or self._fitting() + 1) - len(self._tasks))
 
-    def submit(self, runs: Sequence[Path], resources: Resources) -> None:
+    def submit(self, jobs: Sequence[Job], resources: Resources) -> None:
         """Queue a task for each run."""
         needs = _needs(resources)
-        for run in runs:
+        for (run,) in jobs:
             self._words.pop(run, None)
             task = self._ray.remote(_do).options(
                 name=run.name, max_retries=0,

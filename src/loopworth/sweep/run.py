@@ -1,4 +1,4 @@
-"""One run of a sweep, in its folder: done once, by one process, however often it is started.
+"""The runs of a sweep, each in its folder: done once, by one process, however often it is started.
 
     spec.json      the RunSpec
     result.json    one row of a run table; there once the run is complete
@@ -14,8 +14,8 @@ from __future__ import annotations
 import errno
 import os
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -30,8 +30,11 @@ SPEC, RESULT, STATUS, CLAIM, LOCK = (
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 State = Literal["waiting", "running", "stopped", "failed", "complete"]
 
-# Trains a run in a folder; returns whether it is complete, or was stopped with a checkpoint.
-Work = Callable[[RunSpec, Path], bool]
+# How a run ended: complete, stopped with a checkpoint (False), or failed with an error.
+Outcome = bool | Exception
+# Trains runs in their folders, several together, and says of each how it ended as soon as it has.
+# What it says nothing about was stopped; what it raises is the end of all that are left.
+Work = Callable[[Mapping[Path, RunSpec], Callable[[Path, Outcome], None]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,54 +97,160 @@ def run_folder(path: Path, work: Work, lost: Callable[[str], None] | None = None
     A complete run returns at once. Raises HeldError where a living process works on it, and what
     `work` raises, which is then also written to status.json.
     """
-    run = _read_spec(path)
-    run_id = run.content_hash()[:16]
-    if _read_result(path, run_id)[0] is not None:
-        return "complete"
-    with Claim.take(path / CLAIM, lost):
-        row, damage = _read_result(path, run_id)
-        if row is not None:  # another process finished it just now
-            return "complete"
-        _refuse_trained(path)
-        if damage:
-            _set_aside(path / RESULT)
-        return _attempt(path, run, work)
+    ended = run_folders([path], work, lost=lost)[path]
+    if isinstance(ended, Exception):
+        raise ended
+    return ended
 
 
-def _attempt(path: Path, run: RunSpec, work: Work) -> State:
-    """Do the work, and write down when it began and how it ended."""
-    before = _read_status(path)
-    spent, deaths = _number(before, "seconds"), _losses(path, before)
-    status = {
-        "state": "running",
-        "attempts": int(_number(before, "attempts")) + 1,
-        "lost": deaths,
-        "checkpoint": _checkpoint(path),
-        "error": before.get("error"),
-        "pid": os.getpid(),
-        "started": _now(),
-        "updated": _now(),
-        "seconds": spent,
-    }
-    write_json(path / STATUS, status, sync=False)
-    start = time.monotonic()
+def run_folders(
+    paths: Sequence[Path],
+    work: Work,
+    told: Callable[[Path, Exception | None], None] | None = None,
+    lost: Callable[[str], None] | None = None,
+) -> dict[Path, State | Exception]:
+    """Do the runs in these folders together, or what is left of them; return how each ended.
 
-    def ended(state: State, error: str | None, lost: int = 0) -> None:
-        took = spent + time.monotonic() - start
-        end = {"state": state, "error": error, "lost": lost, "updated": _now(), "seconds": took}
-        write_json(path / STATUS, status | end, sync=False)
+    told   hears of each run that has ended, when its folder is free again, and of its error
 
+    A run that cannot be done, as one that a living process works on, is left out; the others go on.
+    Where `work` itself fails with several runs, nobody knows whose fault it is: they are stopped
+    and one attempt is lost, as if their process had died.
+    """
+    group = _Group(told, lost)
     try:
-        complete = work(run, path)
-    except Exception as problem:
-        with suppress(ValueError):  # where it cannot be written, what is raised says why
-            if _disk_refused(problem):  # not the run's fault: it goes on where there is room
-                ended("stopped", in_words(problem), deaths + 1)
-            else:
-                ended("failed", in_words(problem))
-        raise
-    ended("complete" if complete else "stopped", None)
-    return "complete" if complete else "stopped"
+        for path in paths:
+            group.join(path)
+        group.train(work)
+    finally:
+        group.leave()
+    return group.ended
+
+
+class _Group:
+    """Runs that are trained together: who holds their folders, and the time that each has had."""
+
+    def __init__(
+        self,
+        told: Callable[[Path, Exception | None], None] | None,
+        lost: Callable[[str], None] | None,
+    ) -> None:
+        self._told, self._lost = told, lost
+        self._at_work: dict[Path, _Attempt] = {}
+        self._left: dict[Path, _Attempt] = {}  # ended, but what trains the others has their locks
+        self._clock = 0.0
+        self.ended: dict[Path, State | Exception] = {}
+
+    def join(self, path: Path) -> None:
+        """Take a run in, unless it is complete or cannot be done here."""
+        try:
+            with ExitStack() as held:
+                run = _read_spec(path)
+                run_id = run.content_hash()[:16]
+                if _read_result(path, run_id)[0] is None:
+                    held.enter_context(Claim.take(path / CLAIM, self._lost))
+                    row, damage = _read_result(path, run_id)
+                    if row is None:  # else another process finished it just now
+                        _refuse_trained(path)
+                        if damage:
+                            _set_aside(path / RESULT)
+                        attempt = _Attempt(path, run)
+                        attempt.held = held.pop_all()
+                        self._at_work[path] = attempt
+                        return
+        except Exception as problem:
+            self._tell(path, problem)
+        else:
+            self._tell(path, "complete")
+
+    def train(self, work: Work) -> None:
+        """Do the work; what is left when it returns was stopped."""
+        if not self._at_work:
+            return
+        shared = len(self._at_work) > 1
+        self._clock = time.monotonic()
+        outcome: Outcome = False
+        try:
+            work({path: each.run for path, each in self._at_work.items()}, self._end)
+        except Exception as problem:
+            if not self._at_work:
+                raise
+            outcome = problem
+        for path in list(self._at_work):
+            try:
+                self._end(path, outcome, blamed=not shared)
+            except ValueError as problem:  # status.json cannot be written
+                self._end(path, problem, blamed=False)
+
+    def _end(self, path: Path, outcome: Outcome, *, blamed: bool = True) -> None:
+        """Write down how a run ended; a complete one is wanted by nobody any more."""
+        now = time.monotonic()
+        for each in self._at_work.values():
+            each.seconds += (now - self._clock) / len(self._at_work)
+        self._clock = now
+        attempt = self._at_work[path]
+        state = attempt.end(outcome, blamed=blamed)
+        del self._at_work[path]
+        self.ended[path] = outcome if isinstance(outcome, Exception) else state
+        if state == "complete":
+            attempt.held.close()
+            self._tell(path, state)
+        else:
+            self._left[path] = attempt
+
+    def leave(self) -> None:
+        """Give all folders back, and tell of those that ended and were not told of."""
+        for attempt in (*self._at_work.values(), *self._left.values()):
+            attempt.held.close()
+        for path in self._left:
+            self._tell(path, self.ended[path])
+
+    def _tell(self, path: Path, ended: State | Exception) -> None:
+        self.ended[path] = ended
+        if self._told is not None:
+            self._told(path, ended if isinstance(ended, Exception) else None)
+
+
+class _Attempt:
+    """One start of one run: status.json says when it began and how it ended.
+
+    held      what is given back when it has ended       seconds   of the work, this run's share
+    """
+
+    def __init__(self, path: Path, run: RunSpec) -> None:
+        self.path, self.run, self.held, self.seconds = path, run, ExitStack(), 0.0
+        before = _read_status(path)
+        self._spent, self._deaths = _number(before, "seconds"), _losses(path, before)
+        self._status = {
+            "state": "running",
+            "attempts": int(_number(before, "attempts")) + 1,
+            "lost": self._deaths,
+            "checkpoint": _checkpoint(path),
+            "error": before.get("error"),
+            "pid": os.getpid(),
+            "started": _now(),
+            "updated": _now(),
+            "seconds": self._spent,
+        }
+        write_json(path / STATUS, self._status, sync=False)
+
+    def end(self, outcome: Outcome, *, blamed: bool) -> State:
+        """Write down how it ended and return that."""
+        if not isinstance(outcome, Exception):
+            return self._write("complete" if outcome else "stopped", None)
+        with suppress(ValueError):  # where it cannot be written, the error says why
+            if not blamed or _disk_refused(outcome):  # not its fault: it is done again
+                return self._write("stopped", in_words(outcome), self._deaths + 1)
+            return self._write("failed", in_words(outcome))
+        return "failed"
+
+    def _write(self, state: State, error: str | None, lost: int = 0) -> State:
+        end = {
+            "state": state, "error": error, "lost": lost, "updated": _now(),
+            "seconds": self._spent + self.seconds,
+        }  # fmt: skip
+        write_json(self.path / STATUS, self._status | end, sync=False)
+        return state
 
 
 def _disk_refused(problem: BaseException | None) -> bool:
@@ -224,6 +333,12 @@ def _losses(path: Path, status: Mapping[str, Any]) -> int:
 def _checkpoint(path: Path) -> str | None:
     """Return the name of the newest checkpoint."""
     return max((p.name for p in (path / "checkpoint").glob("step-*")), default=None)
+
+
+def saved_steps(path: Path) -> frozenset[int]:
+    """Return the steps of the checkpoints in the folder of a run, from their names."""
+    names = (p.name[5:] for p in (path / "checkpoint").glob("step-*"))
+    return frozenset(int(name) for name in names if name.isdecimal())
 
 
 def _refuse_trained(path: Path) -> None:

@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 from loopworth.plan import Plan
 from loopworth.sweep.engines import GRACE_SECONDS, Engine, Poll, Resources
+from loopworth.sweep.engines import Job as SweepJob
 from loopworth.sweep.files import read_object, write_json
 from loopworth.sweep.folder import Cell, SweepFolder
 from loopworth.sweep.run import RESULT, look
@@ -97,6 +98,7 @@ class SlurmEngine:
     """
 
     name = "slurm"
+    stacks = False
 
     def __init__(
         self,
@@ -128,14 +130,14 @@ class SlurmEngine:
         """Return how many runs fit in one more array."""
         return max(0, _ARRAY * self._pack - len(self._later))
 
-    def submit(self, runs: Sequence[Path], resources: Resources) -> None:
+    def submit(self, jobs: Sequence[SweepJob], resources: Resources) -> None:
         """Queue what is not in Slurm's queue yet.
 
         Raises ValueError with Slurm's words where it takes nothing at all.
         """
         self._resources = resources
         self._look()  # jobs of a launcher that died
-        self._later += [run for run in runs if run not in self._alive]
+        self._later += [run for (run,) in jobs if run not in self._alive]
         self._drain()
         self._look()
 

@@ -122,7 +122,8 @@ def read_status(sweep: SweepFolder) -> SweepStatus:
     launcher = sweep.launcher()
     workers = sum(run.state == "running" for run in runs)
     if launcher is not None:
-        workers = max(workers, int(launcher.get("workers") or 1))
+        stated = int(launcher.get("workers") or 1)
+        workers = stated if launcher.get("stacks") else max(workers, stated)
     return SweepStatus(
         sweep.name, sweep.path, runs, spent, max(0.0, total - spent),
         _eta(runs, workers), launcher,

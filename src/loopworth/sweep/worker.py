@@ -1,7 +1,8 @@
 """A worker: a process that does many runs, since importing torch takes longer than a small run.
 
-It reads folders from its standard input, a line of JSON each, and answers each with a line on its
-standard output. When its input ends, its launcher has ended: the run at hand is saved and stopped.
+A line of its standard input is a job, {"runs": [folder, ...]}, several where they are trained as a
+stack. It answers with a line for each run that has ended, {"run": folder, "error": words or null}.
+When its input ends, its launcher has ended: the runs at hand are saved and stopped.
 """
 
 from __future__ import annotations
@@ -13,22 +14,23 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import IO
 
 from loopworth.spec import RunSpec
-from loopworth.sweep.run import Work, in_words, run_folder
+from loopworth.sweep.engines import Job
+from loopworth.sweep.run import Outcome, Work, in_words, run_folders
 
 EXIT_STOPPED = 75  # EX_TEMPFAIL: nothing is wrong, do it again
 
 
 class Worker:
-    """Does the runs whose folders come in, one after another, until the input ends.
+    """Does the jobs that come in, one after another, until the input ends.
 
-    source   folders come in from there, unbuffered      answers   go there
-    work     trains one      lost   is told where another process took over a folder
+    source   jobs come in from there, unbuffered      answers   go there
+    work     trains the runs of one      lost   is told where another process took over a folder
 
     A run that fails leaves the worker alive where the failure was foreseen (ValueError, OSError);
     any other may have left torch in a bad state, so the worker ends after its answer, with code 1.
@@ -39,7 +41,7 @@ class Worker:
     ) -> None:
         self._source, self._answers = source, answers
         self._work, self._lost = work, lost
-        self._folders: queue.Queue[Path | None] = queue.Queue()
+        self._jobs: queue.Queue[Job | None] = queue.Queue()
         self._busy = self._asked = False
         self._orphaned = threading.Event()
 
@@ -48,8 +50,8 @@ class Worker:
         before = signal.signal(signal.SIGTERM, self._stop)
         threading.Thread(target=self._listen, name="launcher", daemon=True).start()
         try:
-            while (path := self._folders.get()) is not None and not self._unwanted:
-                if not self._do(path):
+            while (job := self._jobs.get()) is not None and not self._unwanted:
+                if not self._do(job):
                     return 1
             return EXIT_STOPPED if self._asked else 0
         except _StoppedIdleError:
@@ -57,33 +59,34 @@ class Worker:
         finally:
             signal.signal(signal.SIGTERM, before)
 
-    def _do(self, path: Path) -> bool:
-        """Do one run and answer; return whether this process can do another."""
+    def _do(self, job: Job) -> bool:
+        """Do one job; return whether this process can do another."""
         self._busy = True
-        answer = {"run": str(path), "error": None}
-        sound = True
-        try:
-            run_folder(path, self._unless_asked, self._lost)
-        except Exception as problem:
-            answer["error"] = in_words(problem)
-            sound = isinstance(problem, (ValueError, OSError))
+        ended = run_folders(job, self._unless_asked, self._answer, self._lost)
+        self._busy = False
+        problems = [each for each in ended.values() if isinstance(each, Exception)]
+        return all(isinstance(each, ValueError | OSError) for each in problems)
+
+    def _answer(self, path: Path, problem: Exception | None) -> None:
+        answer = {"run": str(path), "error": None if problem is None else in_words(problem)}
         self._answers.write(json.dumps(answer) + "\n")
         self._answers.flush()
-        self._busy = False
-        return sound
 
     @property
     def _unwanted(self) -> bool:
         return self._asked or self._orphaned.is_set()
 
-    def _unless_asked(self, run: RunSpec, path: Path) -> bool:
-        return False if self._unwanted else self._work(run, path)
+    def _unless_asked(
+        self, runs: Mapping[Path, RunSpec], ended: Callable[[Path, Outcome], None]
+    ) -> None:
+        if not self._unwanted:
+            self._work(runs, ended)
 
     def _listen(self) -> None:
         for line in self._source:
-            self._folders.put(Path(json.loads(line)["run"]))
+            self._jobs.put(tuple(map(Path, json.loads(line)["runs"])))
         self._orphaned.set()
-        self._folders.put(None)
+        self._jobs.put(None)
         while self._busy:  # the launcher is gone; training saves on this signal
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(1.0)

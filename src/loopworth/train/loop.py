@@ -78,7 +78,7 @@ def train(
         try:
             return training.go(stop)
         except Diverged as problem:
-            raise Diverged(_advice(problem, folder)) from problem
+            raise Diverged(with_advice(problem, folder)) from problem
 
 
 class _Training:
@@ -313,7 +313,8 @@ def _share(run: RunSpec, rows: int, world: World) -> int:
     return rows // world.size
 
 
-def _advice(problem: Diverged, folder: RunFolder) -> str:
+def with_advice(problem: Diverged, folder: RunFolder) -> str:
+    """Return what went wrong, what is left, and what to do."""
     steps = folder.checkpoints.steps()
     good = f"the last good checkpoint is step {steps[-1]}" if steps else "there is no checkpoint"
     return (

@@ -27,7 +27,7 @@ from loopworth.spec import RunSpec
 from loopworth.train.environment import environment
 from loopworth.train.events import Event, Finished, Noted, Stopped, Watch
 from loopworth.train.folder import RunFolder, locked
-from loopworth.train.loop import open_run_data
+from loopworth.train.loop import open_run_data, with_advice
 from loopworth.train.machine import Machine, Place, find_place, numerics, peak_flops
 from loopworth.train.parallel import World
 from loopworth.train.recorder import Measured
@@ -186,13 +186,9 @@ class _StackTraining:
         for folder in sorted(folders, key=_order):
             tell = _teller(self.watch, folder.path)
             self.members.append(Member(folder, machine, self.place, data, tell))
-        names = self._names()
+        names = sorted(member.name for member in self.members if not member.done)
         for member in self.members:
-            member.start(found | {"stack": sorted(names)}, self.batches, names)
-
-    def _names(self) -> list[str]:
-        """Name the members that have steps to do."""
-        return [member.name for member in self.members if not member.done]
+            member.start(found | {"stack": names}, self.batches)
 
     def go(self, stop: StopRequest) -> dict[Path, TrainResult]:
         """Run until the last member is done, or until asked to stop."""
@@ -232,7 +228,7 @@ class _StackTraining:
             try:
                 work(member)
             except Diverged as problem:
-                self._drop(member, str(problem))
+                self._drop(member, with_advice(problem, member.folder))
 
     def _drop(self, member: Member, reason: str) -> None:
         member.close()
@@ -251,8 +247,7 @@ class _StackTraining:
 
     def _save(self) -> None:
         """Save all members, so that no run is done at a step that the others cannot go on from."""
-        names = self._names()
-        self._each(lambda member: member.save(names))
+        self._each(Member.save)
         self.saved_at = time.monotonic()
 
     def _finish(self) -> None:

@@ -6,7 +6,7 @@ are copied into the plain model, so its files are those of a run that was traine
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -65,11 +65,11 @@ class Member:
         """Whether all steps are done."""
         return self.step >= self.reach.steps
 
-    def start(self, found: Mapping[str, Any], batches: Batches, names: Sequence[str]) -> None:
-        """Open the metrics, say where the run is trained, and with which others."""
+    def start(self, found: Mapping[str, Any], batches: Batches) -> None:
+        """Open the metrics, and say where the run is trained."""
         rows = self.run.batch_tokens // self.run.model.context
         self.folder.started({"peak_rates": self.optimiser.peaks, **found}, self.step)
-        self.saver.note_changes(self.position.exact, self.exact(names))
+        self.saver.note_changes(self.position.exact, self.exact())
         self.recorder = Recorder(
             self.run, self.reach, self.folder, self.machine, self.place, self.world, self.tell,
             self.position, clock=lambda: self.seconds,
@@ -83,8 +83,11 @@ class Member:
             )
         )  # fmt: skip
 
-    def exact(self, names: Sequence[str]) -> dict[str, Any]:
-        """Return what must be the same for a resumed run to be equal bit for bit."""
+    def exact(self) -> dict[str, Any]:
+        """Return what must be the same for a resumed run to be equal bit for bit.
+
+        That it is in a stack, but not which runs are beside it: they change nothing.
+        """
         return {
             "device": self.place.name,
             "processes": 1,
@@ -93,7 +96,7 @@ class Member:
             "micro_batch_rows": self.run.batch_tokens // self.run.model.context,
             "compile": False,
             "checkpoint_activations": False,
-            "stack": sorted(names),
+            "stack": True,
         }
 
     @property
@@ -126,14 +129,14 @@ class Member:
         if self.done:
             self.validate()
 
-    def save(self, names: Sequence[str]) -> None:
-        """Save the plain model; `names` are the runs that go on together from here."""
+    def save(self) -> None:
+        """Save the plain model."""
         self._recorder.flush()
         self._recorder.sync()
         self.saver.save(
             replace(
                 self._recorder.position, step=self.step, validation=self.validation,
-                exact=self.exact(names),
+                exact=self.exact(),
             )
         )  # fmt: skip
 
