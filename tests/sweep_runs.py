@@ -56,6 +56,14 @@ def launch(sweep: SweepFolder, made: Plan | None = None, *, workers: int = 2, **
     return run_sweep(sweep, engine(sweep, workers), Quick(), plan=made, **how)
 
 
+def train_swept(run: RunSpec, out: Path) -> None:
+    """Train a run in this process to the numbers that it has in a sweep on a CPU."""
+    from loopworth.train.machine import Machine
+    from loopworth.train.stack import train_stack
+
+    train_stack([run], [out], Machine(device="cpu", threads=1, peak_flops=1e12))
+
+
 def table(sweep: SweepFolder) -> str:
     return collect(sweep).to_csv()
 

@@ -14,9 +14,9 @@ from loopworth.sweep.launch import run_sweep
 from loopworth.sweep.run import look
 from loopworth.sweep.slurm import SlurmEngine, script_of
 from loopworth.sweep.status import read_status
-from sweep_runs import HERE, Quick, launch, plan, table, with_seeds
+from sweep_runs import HERE, Quick, launch, plan, table, train_swept, with_seeds
 from sweep_worker import DIES
-from train_runs import make_data, train_here, untimed
+from train_runs import make_data, untimed
 
 NEEDED = ("slurmctld", "slurmd", "sbatch", "squeue", "scancel", "scontrol", "munged")
 
@@ -78,7 +78,7 @@ def test_preempted_jobs_go_on_to_the_same_result(cluster, data, sweep, tmp_path)
     undisturbed, slurm = SweepFolder(tmp_path / "undisturbed"), engine(sweep)
     undisturbed.grow(made)
     for cell, planned in zip(undisturbed.cells, made.runs, strict=True):
-        train_here(planned.run, undisturbed.run_path(cell))
+        train_swept(planned.run, undisturbed.run_path(cell))
     # Notice by a signal, after which the job queues itself again; or Slurm takes the node away.
     how = [["scancel", "--signal=USR1"], ["scontrol", "requeue"]]
     preempted, hurried = {}, set()

@@ -10,19 +10,18 @@ import pytest
 import torch
 
 from loopworth.plan.stacking import stacks
-from loopworth.spec import OptimSpec, RunSpec
+from loopworth.spec import OptimSpec
 from loopworth.train.events import Noted, Stepped, Stopped
 from loopworth.train.machine import Machine
 from loopworth.train.metrics import read_metrics
 from loopworth.train.stack import train_stack
-from stack_cells import cell_spec
+from stack_cells import stack_runs
 from train_runs import (
     CONTEXT,
     FORK,
     final_weights,
     make_data,
     same_weights,
-    small_run,
     train_here,
     untimed,
 )
@@ -36,30 +35,6 @@ def one_thread():
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     return make_data(tmp_path_factory.mktemp("stack-data"))
-
-
-def stack_runs(data: Path, steps=(7, 6, 6, 5), **model) -> list[RunSpec]:
-    """Return r = 1, 2, 4, 8 with horizons of their own and gentle rates.
-
-    High rates would amplify rounding: the comparison is of the arithmetic, not of chaos.
-    """
-    optim = OptimSpec(
-        batch_exponent=0, token_exponent=0, matrix_lr=0.01, embedding_lr=0.002, head_lr=0.001,
-        norm_lr=0.001,
-    )  # fmt: skip
-    kinds = [
-        (1, "none", None),
-        (2, "linear", None),
-        (4, "linear", 2),
-        (8, "hyperconnections", None),
-    ]
-    return [
-        small_run(
-            data, steps=n, optim=optim,
-            model=cell_spec(kind, context=CONTEXT, vocab_size=320).to_json() | model,
-        )
-        for n, kind in zip(steps, kinds, strict=True)
-    ]  # fmt: skip
 
 
 def outs(folder: Path, runs) -> list[Path]:
@@ -134,6 +109,22 @@ def test_a_killed_stack_ends_as_if_it_had_not_been(data, tmp_path, kill_at):
         assert one.row | {"seconds": 0} == other.row | {"seconds": 0}
         assert same_weights(one.out, other.out)
         assert untimed(one.out) == untimed(other.out)
+
+
+@pytest.mark.parametrize("most", [1, 2])
+def test_what_a_run_is_trained_with_changes_nothing(data, tmp_path, most):
+    """High rates, so that a difference of one bit would grow."""
+    optim = OptimSpec(batch_exponent=0, matrix_lr=0.03, embedding_lr=0.05, head_lr=0.01)
+    runs = [replace(run, optim=optim) for run in stack_runs(data, steps=(14, 12, 13, 12))]
+    whole = stack_here(runs, outs(tmp_path / "whole", runs))
+    folders = outs(tmp_path / "parts", runs)
+    for k in range(0, len(runs), most):
+        stack_here(runs[k : k + most], folders[k : k + most])
+    for one, folder in zip(whole, folders, strict=True):
+        assert same_weights(one.out, folder)
+        assert untimed(one.out) == untimed(folder)
+        other = json.loads((folder / "result.json").read_text())
+        assert one.row | {"seconds": 0} == other | {"seconds": 0}
 
 
 def test_runs_whose_checkpoints_differ_go_on_from_the_newest_they_share(data, tmp_path):

@@ -8,11 +8,10 @@ import sys
 
 import pytest
 
-from loopworth.plan import Plan
 from loopworth.sweep.folder import SweepFolder
 from sweep_killer import children, kill_at_random, wait_until
-from sweep_runs import HERE, launch, plan, table, with_seeds
-from train_runs import make_data, train_here, untimed
+from sweep_runs import HERE, launch, plan, table, train_swept, with_seeds
+from train_runs import make_data, untimed
 
 
 @pytest.fixture(scope="module")
@@ -34,13 +33,13 @@ def test_the_table_of_a_killed_sweep_is_that_of_an_undisturbed_one(data, tmp_pat
     assert left == []
 
 
-def test_real_training_survives_the_death_of_its_worker(data, tmp_path):
-    made = Plan("real", plan(data, budgets=[1e9], widths=[16]).runs[1:])
+def test_a_real_stack_whose_worker_dies_ends_as_its_runs_one_by_one(data, tmp_path):
+    made = plan(data, budgets=[1e9], widths=[16], seeds=[1, 2])
     undisturbed, killed = SweepFolder(tmp_path / "undisturbed"), SweepFolder(tmp_path / "killed")
     undisturbed.grow(made)
     killed.grow(made)
     for cell, planned in zip(undisturbed.cells, made.runs, strict=True):
-        train_here(planned.run, undisturbed.run_path(cell))
+        train_swept(planned.run, undisturbed.run_path(cell))
     command = [
         sys.executable, "-m", "loopworth", "sweep", "start", "--out", str(killed.path), "-q",
         "--workers", "1", "--device", "cpu", "--save-every", "4", "--json",
@@ -51,7 +50,10 @@ def test_real_training_survives_the_death_of_its_worker(data, tmp_path):
             os.kill(worker, signal.SIGKILL)
         shown = json.loads(launcher.communicate()[0])
     assert launcher.returncode == 0
-    assert shown["counts"]["complete"] == 1
+    assert shown["counts"]["complete"] == 4
     assert (killed.path / "runs.csv").read_text() == table(undisturbed)
     for cell in killed.cells:
-        assert untimed(killed.run_path(cell)) == untimed(undisturbed.run_path(cell))
+        place = killed.run_path(cell)
+        assert untimed(place) == untimed(undisturbed.run_path(cell))
+        starts = json.loads((place / "environment.json").read_text())["starts"]
+        assert [len(start["stack"]) for start in starts] == [4, 4]

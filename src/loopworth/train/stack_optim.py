@@ -6,6 +6,7 @@ in one flat tensor. U unique layers, P numbers of the vectors; all cells are at 
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -130,7 +131,8 @@ class StackedOptimizer:
             squares["injection"] = model.vectors.new_zeros(count).index_add_(
                 0, model.owner_lanes, banks["lanes"].square()
             )
-        squares["all"] = torch.stack(list(squares.values())).sum(0)
+        # One by one: the order in a sum over a stack depends on how many cells there are.
+        squares["all"] = functools.reduce(torch.add, squares.values())
         return {name: each.sqrt_() for name, each in squares.items()}
 
 
