@@ -1,10 +1,11 @@
 """How busy the workers of a local sweep are, and what the launcher costs a run.
 
-    python benchmarks/sweep_speed.py [--workers 2] [--runs 24] [--budget 1e10]
+    python benchmarks/sweep_speed.py [--workers 2] [--runs 24] [--budget 1e10] [--stack]
 
 Small real runs on the built-in text. Between handing a run to a worker and seeing its end lies the
 training, which status.json has, and the rest: claim, status, pipes, reading the result. The first
-run of a worker waits for the import of torch and is told apart.
+run of a worker waits for the import of torch and is told apart. With --stack runs are trained
+together, as sweeps do it; a run then has a share of the time of its stack, and less is told.
 """
 
 import argparse
@@ -39,6 +40,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--runs", type=int, default=24)
     parser.add_argument("--budget", type=float, default=1e10)
+    parser.add_argument("--stack", action="store_true")
     options = parser.parse_args()
     begun: dict[str, float] = {}
     ended: dict[str, float] = {}
@@ -48,7 +50,7 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory() as place:
         sweep = SweepFolder(Path(place) / "sweep")
-        resources = Resources(threads=1, device="cpu")
+        resources = Resources(threads=1, device="cpu", stack=options.stack)
         engine = open_engine("local", sweep.path, options.workers, resources)
         start = time.monotonic()
         run_sweep(sweep, engine, resources, plan=make_plan(options.budget, options.runs), tell=tell)
@@ -57,20 +59,22 @@ def main() -> None:
             path.parent.name: json.loads(path.read_text())["seconds"]
             for path in sweep.path.glob("runs/*/status.json")
         }
+    whole = sum(worked.values()) / options.workers / wall
+    print(f"{len(begun)} runs, {options.workers} workers, {wall:.1f} s of wall time")
+    print(f"workers busy, start and imports included: {whole:.1%}")
+    if options.stack:
+        return
     order = sorted(begun, key=begun.__getitem__)
     warm = order[options.workers :]
     overhead = [ended[name] - begun[name] - worked[name] for name in warm]
     first = max(ended[name] for name in order[: options.workers])
     steady = max(ended.values()) - first
     inside = sum(max(0.0, min(worked[n], ended[n] - first)) for n in worked)
-    print(f"{len(order)} runs, {options.workers} workers, {wall:.1f} s of wall time")
     print(f"median run {sorted(worked[n] for n in warm)[len(warm) // 2]:.2f} s")
     print(
         f"overhead of a run: {sum(overhead) / len(overhead):.3f} s, at most {max(overhead):.3f} s"
     )
     print(f"workers busy after their first run: {inside / (options.workers * steady):.1%}")
-    whole = sum(worked.values()) / options.workers / wall
-    print(f"workers busy, start and imports included: {whole:.1%}")
 
 
 if __name__ == "__main__":
