@@ -60,7 +60,7 @@ def main() -> None:
     Examples:
       loopworth fit                      the 116 published runs in the package
       loopworth fit my_runs.csv --json   your own runs, one JSON object on stdout
-      loopworth measure                  train a sweep here, in minutes, and measure phi
+      loopworth measure                  train a sweep here and measure its phi
 
     \b
     Exit codes: 0 done, 1 refused (the message says why), 2 wrong usage,
