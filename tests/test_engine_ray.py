@@ -1,6 +1,7 @@
 """Sweeps on a real Ray cluster of two workers, which is started here."""
 
 import json
+import signal
 
 import pytest
 
@@ -29,11 +30,14 @@ def cluster():
 
     head = {"include_dashboard": False, "include_log_monitor": False}
     node = {"num_cpus": 1, "object_store_memory": 80_000_000}
+    # as where Ray is started in the background
+    heard = signal.signal(signal.SIGINT, signal.SIG_IGN)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(HERE))  # a task finds `sweep_runs`
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         made = Cluster(initialize_head=True, head_node_args=head | node)
         made.add_node(**node)
+        signal.signal(signal.SIGINT, heard)
         yield made
         ray.shutdown()
         made.shutdown()

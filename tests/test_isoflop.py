@@ -40,6 +40,11 @@ def table(parameters, loss, *, budget=1e19, recurrence=1.0, tokens=None):
     )
 
 
+def test_only_a_run_table_has_minima():
+    with pytest.raises(ValueError, match="runs is of type int; give a RunTable"):
+        isoflop_minima(5)
+
+
 def valley(parameters, vertex=1e8, depth=2.6, curvature=0.05):
     return depth + curvature * np.log(np.asarray(parameters) / vertex) ** 2
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -227,7 +228,15 @@ def test_a_line_that_falls_to_zero_is_not_extrapolated(key: str) -> None:
         assert "r = 2, 4, 8" in str(refusal.value)
 
 
-@pytest.mark.parametrize("r", [1.0, 0.5, float("nan")])
+@pytest.mark.parametrize("r", [1.0, 0.5])
 def test_phi_needs_a_loop(r: float) -> None:
     with pytest.raises(ValueError, match="phi is undefined at recurrence"):
         fitted("power", (0.5,)).phi(r)
+
+
+@pytest.mark.parametrize("r", [float("nan"), None, "4", -2.0])
+def test_a_recurrence_that_is_none_is_refused_by_name(r: Any) -> None:
+    law = fitted("power", (0.5,))
+    for ask in (law.g, law.phi):
+        with pytest.raises(ValueError, match=r"recurrence=.* must be a positive, finite number"):
+            ask(r)

@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import loopworth.datasets
-from loopworth.ledger import Convention, Ledger, TensorRow, horizon, ledger
+from loopworth.ledger import Convention, Ledger, horizon, ledger
 from loopworth.spec import ModelSpec
+from loopworth.tensors import TensorRow
 
 DATA = Path(loopworth.datasets.__file__).parent
 LAYOUTS = {1: (0, 20, 0), 2: (2, 8, 2), 4: (2, 4, 2), 8: (2, 2, 2)}
@@ -342,7 +343,7 @@ def test_a_horizon_is_the_nearest_whole_step(budget: float, flops: float, batch:
         ((-1e18, 1e9), r"budget_flops=-1e\+18 must be a positive, finite number"),
         ((math.nan, 1e9), "budget_flops=nan must be"),
         ((1e18, math.inf), "flops_per_token=inf must be"),
-        ((1e18, 1e9, 0), "batch_tokens=0 must be"),
+        ((1e18, 1e9, 0), "batch_tokens=0 is too small; it must be 1"),
     ],
 )
 def test_a_budget_that_buys_nothing_is_refused(arguments: Any, message: str) -> None:
@@ -395,6 +396,11 @@ def test_conditioning_costs_each_recurrence_its_own() -> None:
         (lambda: horizon("1e18", 1e9), "budget_flops='1e18' is of type str"),
         (lambda: horizon(1e18, None), "flops_per_token=None is of type NoneType"),
         (lambda: horizon(1e18, 1e9, True), "batch_tokens=True is of type bool"),
+        (lambda: horizon(1e18, 1e9, 2.5), "batch_tokens=2.5 is of type float"),
+        (lambda: ledger(ModelSpec(640)).count("once"), "convention='once'; use a Convention"),
+        (lambda: ledger(ModelSpec(640)).n_eff("2"), "gain='2' is of type str"),
+        (lambda: ledger(ModelSpec(640)).weight_bytes(-1), "bytes_per_parameter=-1 must be"),
+        (lambda: ledger(ModelSpec(640)).kv_bytes_per_token(None), "bytes_per_value=None is of"),
         (
             lambda: ledger(ModelSpec(640)).decode_flops_per_token(2.5),
             "context=2.5 is of type float",

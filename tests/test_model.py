@@ -8,11 +8,12 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from loopworth.ledger import CONDITIONING_ROWS, INJECTION_ROWS, Convention, ledger
+from loopworth.ledger import Convention, ledger
 from loopworth.model import LoopedTransformer, build
 from loopworth.model.conditioning import CONDITIONINGS
 from loopworth.model.injection import INJECTIONS
 from loopworth.spec import Conditioning, Injection, ModelSpec
+from loopworth.tensors import CONDITIONING_ROWS, INJECTION_ROWS
 from loopworth.unroll import Unroll, flops_per_token
 
 torch.set_num_threads(1)

@@ -113,6 +113,10 @@ def isoflop_minima(runs: RunTable) -> tuple[IsoflopMinimum, ...]:
     >>> round(minima[0].n_star / 1e6), round(minima[0].loss_star, 3)
     (68, 2.852)
     """
+    if not isinstance(runs, RunTable):
+        raise ValueError(
+            f"runs is of type {type(runs).__name__}; give a RunTable, as load_runs makes it"
+        )
     unique = _unique_parameters(runs)
     members: dict[tuple[str, float, float], list[int]] = {}
     for i in np.flatnonzero(np.isfinite(runs.budgets)):

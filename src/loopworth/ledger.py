@@ -1,14 +1,9 @@
-"""Parameters and FLOPs of a looped transformer, tensor by tensor and visit by visit.
+"""Parameters and FLOPs of a looped transformer: the sums over its tensors that the laws need.
 
-A visit is one pass of a token through a tensor. A weight costs 2 FLOPs a parameter on a visit
-without gradient and 6 on one with gradient; attention scores cost 4 d T and 12 d T a layer visit
-(full T x T, no causal halving). Lookups and the three global norms are free. These are the counts
-of arXiv 2604.21106 and its public code, on which the published tokens rest: D = C / FLOPs per
+The published tokens rest on these counts (arXiv 2604.21106 and its public code): D = C / FLOPs per
 token, so a wrong count moves phi without a trace.
 """
 
-import math
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any, Literal, get_args
@@ -16,10 +11,8 @@ from typing import Any, Literal, get_args
 from loopworth.quantities import format_count, format_flops
 from loopworth.spec import ModelSpec
 from loopworth.spec.checks import one_of, real, whole
+from loopworth.tensors import TensorRow, tensor_rows
 
-Group = Literal[
-    "embedding", "prelude", "recur", "injection", "conditioning", "coda", "norm", "head"
-]
 CountInjection = Literal["recurrent", "once", "excluded"]
 
 REFERENCE_BATCH_TOKENS = 2**18  # tokens a step in the published runs
@@ -60,25 +53,6 @@ class Convention:
 
 
 @dataclass(frozen=True, slots=True)
-class TensorRow:
-    """One tensor, summed over the `layers` of its group that have one of its shape.
-
-    parameters counts the stored numbers, visits the passes of one token in training; FLOPs are per
-    token. kind is matrix, vector, lanes, norm, lookup, or scores (attention: FLOPs, no parameters).
-    """
-
-    name: str
-    group: Group
-    kind: str
-    layers: int
-    parameters: int
-    visits_forward: int | float
-    visits_gradient: int | float
-    train_flops_per_token: float
-    inference_flops_per_token: float
-
-
-@dataclass(frozen=True, slots=True)
 class Count:
     """Parameters under a convention; n_unique is n_once + n_rec.
 
@@ -104,7 +78,9 @@ class Ledger:
         >>> ledger(ModelSpec.from_scale(10)).count(Convention("once"))
         Count(n_once=20487040, n_rec=19665920, n_injection=819200, n_unique=40152960)
         """
-        convention = convention or Convention()
+        convention = Convention() if convention is None else convention
+        if not isinstance(convention, Convention):
+            raise ValueError(f"convention={convention!r}; use a Convention, as Convention('once')")
         once = rec = injection = 0
         for row in self.rows:
             if row.kind == "norm" and not convention.norms:
@@ -125,6 +101,7 @@ class Ledger:
         >>> ledger(ModelSpec.from_scale(10)).n_eff(4 ** 0.45) / 1e6
         57.9...
         """
+        real("gain", gain, "a positive, finite number", "1 for layers that are not repeated")
         count = self.count(convention)
         return count.n_once + gain * count.n_rec
 
@@ -161,6 +138,7 @@ class Ledger:
 
     def weight_bytes(self, bytes_per_parameter: float = 2) -> float:
         """Return the bytes of all stored parameters (2 a parameter: bf16). A loop adds none."""
+        real("bytes_per_parameter", bytes_per_parameter, "a positive, finite number", "2 for bf16")
         return self.parameters * bytes_per_parameter
 
     @property
@@ -176,6 +154,7 @@ class Ledger:
         >>> ledger(ModelSpec.from_scale(10)).kv_bytes_per_token()
         51200
         """
+        real("bytes_per_value", bytes_per_value, "a positive, finite number", "2 for bf16")
         return self.kv_slots * 2 * self.spec.kv_heads * self.spec.head_dim * bytes_per_value
 
     def to_json(
@@ -221,149 +200,7 @@ def ledger(spec: ModelSpec) -> Ledger:
 
 @lru_cache(maxsize=4096)  # a run table asks for the same few architectures again and again
 def _account(spec: ModelSpec) -> Ledger:
-    d, vocab = spec.d_model, spec.vocab_size
-    loop = (spec.recurrence, spec.gradient_visits)
-    rows = [_free("embedding.token", "embedding", "lookup", vocab * d, (1, 1))]
-    rows += [_free("norm.embedding", "norm", "norm", d, (1, 1))]
-    rows += _layers("prelude", spec, spec.n_prelude, (1, 1))
-    rows += INJECTION_ROWS[spec.injection](spec, loop)
-    for name in spec.conditioning:
-        rows += CONDITIONING_ROWS[name](spec, loop)
-    rows += _layers("recur", spec, spec.n_recur, loop)
-    rows += [_free("norm.recur", "norm", "norm", d, loop)]
-    rows += _layers("coda", spec, spec.n_coda, (1, 1))
-    rows += [_free("norm.final", "norm", "norm", d, (1, 1))]
-    stored = 0 if spec.tied_embeddings else vocab * d  # a tied head is stored as the embedding
-    rows += [_row("head.unembedding", "head", "matrix", 1, stored, (1, 1), weights=vocab * d)]
-    return Ledger(spec, tuple(rows))
-
-
-Visits = tuple[int | float, int | float]  # forward, and those of them that carry gradient
-
-
-def _row(
-    name: str,
-    group: Group,
-    kind: str,
-    layers: int,
-    parameters: int,
-    visits: Visits,
-    *,
-    weights: int | None = None,
-) -> TensorRow:
-    """Charge 2 FLOPs a weight on each visit, and 4 more where there is gradient.
-
-    `weights` is what a visit multiplies, where that differs from the stored parameters.
-    """
-    forward, gradient = visits
-    per_visit = parameters if weights is None else weights
-    train = (2 * forward + 4 * gradient) * per_visit
-    return TensorRow(
-        name, group, kind, layers, parameters, forward, gradient, train, 2 * forward * per_visit
-    )
-
-
-def _free(name: str, group: Group, kind: str, parameters: int, visits: Visits) -> TensorRow:
-    """Make a row whose visits cost nothing: a lookup, or a norm the reference does not charge."""
-    return _row(name, group, kind, 1, parameters, visits, weights=0)
-
-
-def layer_matrices(spec: ModelSpec) -> dict[str, tuple[int, int]]:
-    """Return the matrices of one layer by name, each as (outputs, inputs).
-
-    >>> layer_matrices(ModelSpec(640))["mlp.up"]
-    (2560, 640)
-    """
-    d, kv_width, hidden = spec.d_model, spec.kv_heads * spec.head_dim, spec.mlp_width
-    gate = {"mlp.gate": (hidden, d)} if spec.mlp_kind == "swiglu" else {}
-    return {
-        "attention.q": (d, d),
-        "attention.k": (kv_width, d),
-        "attention.v": (kv_width, d),
-        "attention.o": (d, d),
-        **gate,
-        "mlp.up": (hidden, d),
-        "mlp.down": (d, hidden),
-    }
-
-
-def _layers(group: Group, spec: ModelSpec, layers: int, visits: Visits) -> list[TensorRow]:
-    """Return the tensors of `layers` transformer layers, each row the sum over the layers."""
-    if layers == 0:
-        return []
-    d = spec.d_model
-    rows = [
-        _row(f"{group}.{name}", group, "matrix", layers, layers * math.prod(shape), visits)
-        for name, shape in layer_matrices(spec).items()
-    ]
-    # Scores and their product with v are 2 d T each: as much as 2 d T weights.
-    scores = layers * 2 * d * spec.context
-    rows.insert(
-        4, _row(f"{group}.attention.scores", group, "scores", layers, 0, visits, weights=scores)
-    )
-    # The reference charges block norms like weights; it is 0.01 % and keeps tokens identical.
-    rows.append(_row(f"{group}.norms", group, "norm", layers, layers * 2 * d, visits))
-    return rows
-
-
-def _no_rows(_spec: ModelSpec, _loop: Visits) -> list[TensorRow]:
-    return []
-
-
-def _linear(spec: ModelSpec, loop: Visits) -> list[TensorRow]:
-    return [_row("injection.linear", "injection", "matrix", 1, 2 * spec.d_model**2, loop)]
-
-
-def _diagonal(spec: ModelSpec, loop: Visits) -> list[TensorRow]:
-    return [_row("injection.diagonal", "injection", "vector", 1, 2 * spec.d_model, loop)]
-
-
-def _lanes(spec: ModelSpec, loop: Visits) -> list[TensorRow]:
-    # Every recurrence has its own N^2 + 2 N scalars; mixing the lanes with them costs a token
-    # (N^2 + 2 N) d "equivalent parameters" a recurrence.
-    scalars = spec.n_lanes**2 + 2 * spec.n_lanes
-    stored, weights = int(spec.recurrence) * scalars, scalars * spec.d_model
-    return [_row("injection.lanes", "injection", "lanes", 1, stored, loop, weights=weights)]
-
-
-def _per_recurrence(
-    name: str, kind: str, layers: int, size: int, spec: ModelSpec, loop: Visits
-) -> list[TensorRow]:
-    """Return the row of a conditioning that has `size` parameters for each recurrence."""
-    stored = int(spec.recurrence) * size
-    return [_row(f"conditioning.{name}", "conditioning", kind, layers, stored, loop, weights=size)]
-
-
-def _loop_embedding(spec: ModelSpec, loop: Visits) -> list[TensorRow]:
-    return _per_recurrence("loop_embedding", "vector", 1, spec.d_model, spec, loop)
-
-
-def _loop_norm(spec: ModelSpec, loop: Visits) -> list[TensorRow]:
-    # Folded into the scale of the norm, which is free.
-    stored = int(spec.recurrence) * spec.d_model
-    return [_free("conditioning.loop_norm", "conditioning", "norm", stored, loop)]
-
-
-def _low_rank(spec: ModelSpec, loop: Visits) -> list[TensorRow]:
-    sides = sum(rows + columns for rows, columns in layer_matrices(spec).values())
-    size = spec.n_recur * spec.conditioning_rank * sides
-    return _per_recurrence("low_rank", "matrix", spec.n_recur, size, spec, loop)
-
-
-# The rows of every injection and conditioning, under the names that `loopworth.model` builds.
-INJECTION_ROWS: dict[str, Callable[[ModelSpec, Visits], list[TensorRow]]] = {
-    "none": _no_rows,
-    "passthrough": _no_rows,
-    "linear": _linear,
-    "additive": _no_rows,
-    "diagonal": _diagonal,
-    "hyperconnections": _lanes,
-}
-CONDITIONING_ROWS: dict[str, Callable[[ModelSpec, Visits], list[TensorRow]]] = {
-    "loop_embedding": _loop_embedding,
-    "loop_norm": _loop_norm,
-    "low_rank": _low_rank,
-}
+    return Ledger(spec, tensor_rows(spec))
 
 
 @dataclass(frozen=True, slots=True)
@@ -388,7 +225,7 @@ def horizon(
     """
     real("budget_flops", budget_flops, "a positive, finite number", "such as 1e18")
     real("flops_per_token", flops_per_token, "a positive, finite number", "such as 1e9")
-    real("batch_tokens", batch_tokens, "a positive, finite number", "such as 262144")
+    whole("batch_tokens", batch_tokens, 1)
     step_flops = flops_per_token * batch_tokens
     steps = round(budget_flops / step_flops)
     if steps < 1:

@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike
 
 from loopworth.law.gain import FloatArray, Gain, make_gain
 from loopworth.law.joint import GAIN
+from loopworth.spec.checks import real
 from loopworth.table.values import distinct
 
 
@@ -63,7 +64,8 @@ class FittedLaw:
         Raises ValueError where the law says nothing about that recurrence (`free`), or where its
         line has fallen to zero (`log`, `affine` beyond the recurrences that were run).
         """
-        return float(self._gains(np.array([float(recurrence)]))[0])
+        recurrence = real("recurrence", recurrence, "a positive, finite number", "such as 4")
+        return float(self._gains(np.array([recurrence]))[0])
 
     def _gains(self, levels: FloatArray) -> FloatArray:
         """Return g at each of these recurrences, all positive."""
@@ -80,7 +82,7 @@ class FittedLaw:
 
     def phi(self, recurrence: float) -> float:
         """Return ln g(r) / ln r, the equivalence exponent at one recurrence above 1."""
-        if not recurrence > 1.0:
+        if not real("recurrence", recurrence, "a positive, finite number", "such as 4") > 1.0:
             raise ValueError(f"phi is undefined at recurrence {recurrence:g}; use r above 1")
         return math.log(self.g(recurrence)) / math.log(recurrence)
 

@@ -1,7 +1,7 @@
 """What tells one recurrence from another: plug-ins with parameters of each recurrence's own.
 
 Each is an exact no-op at initialisation. To add one: a class here, a line in `CONDITIONINGS`, the
-name in `spec.model.Conditioning`, its rows in `ledger.CONDITIONING_ROWS`.
+name in `spec.model.Conditioning`, its rows in `tensors.CONDITIONING_ROWS`.
 """
 
 from typing import Any
@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from loopworth.ledger import layer_matrices
 from loopworth.model.initial import uniform_
 from loopworth.spec import ModelSpec
+from loopworth.tensors import layer_matrices
 
 Deltas = dict[str, tuple[Tensor, Tensor]]
 

@@ -2,7 +2,7 @@
 
 The loop asks an injection for four things: the state to start with, what enters the block at
 recurrence i, the state after it, and what the coda sees. To add one: a class here, a line in
-`INJECTIONS`, the name in `spec.model.Injection`, its rows in `ledger.INJECTION_ROWS`.
+`INJECTIONS`, the name in `spec.model.Injection`, its rows in `tensors.INJECTION_ROWS`.
 Source: arXiv 2604.21106, section 3 and its public code; `Diagonal` is linear with two diagonals.
 """
 

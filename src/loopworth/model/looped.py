@@ -14,13 +14,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint as checkpointed
 
-from loopworth.ledger import layer_matrices
 from loopworth.model.conditioning import Conditionings
 from loopworth.model.fused import compute_dtype, rms_norm, rotated_unit, squared_relu
 from loopworth.model.head import Head, Reduction
 from loopworth.model.initial import normal_, uniform_
 from loopworth.model.injection import INJECTIONS, Injection
 from loopworth.spec import ModelSpec
+from loopworth.tensors import layer_matrices
 from loopworth.unroll import Unroll, trained
 
 Beyond = Literal["clamp", "refuse"]
@@ -52,7 +52,7 @@ class Block(nn.Module):
     """One pre-norm layer: x + attention(norm(x)), then x + mlp(norm(x)). No biases."""
 
     def __init__(self, spec: ModelSpec) -> None:
-        """Make the matrices of `ledger.layer_matrices`, one parameter each."""
+        """Make the matrices of `tensors.layer_matrices`, one parameter each."""
         super().__init__()
         self.head_dim, self.n_heads, self.kv_heads = spec.head_dim, spec.n_heads, spec.kv_heads
         self.norm_attention, self.norm_mlp = RMSNorm(spec.d_model), RMSNorm(spec.d_model)

@@ -7,7 +7,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from loopworth.ledger import Convention, Horizon, Ledger, TensorRow
+from loopworth.ledger import Convention, Horizon, Ledger
 from loopworth.quantities import (
     format_bytes,
     format_count,
@@ -15,6 +15,7 @@ from loopworth.quantities import (
     format_quantity,
     format_share,
 )
+from loopworth.tensors import TensorRow
 
 _BAR = 10  # cells of the widest bar
 _LAYERS = ("prelude", "recur", "coda")

@@ -7,6 +7,7 @@ nothing, so that one count, the one on disk, says how often a run may die.
 
 from __future__ import annotations
 
+import signal
 import socket
 import time
 from collections.abc import Mapping, Sequence
@@ -141,6 +142,8 @@ def _do(run: str, place: str, resources: Resources) -> str:
     """Do one run, on a node; return what is known about its end where it did not go well."""
     from loopworth.sweep.pack import work_through
 
+    # Ray cancels by SIGINT, which a cluster that was started in the background ignores.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     words = work_through([Path(run)], resources, Path(place))
     return words.get(Path(run), "")
 
