@@ -28,7 +28,8 @@ def plan(
     """Print the runs of a sweep, and what they cost, before anything is spent.
 
     RECIPE is paper (116 runs), paper-truncated, paper-hyperconnections, paper-ablations,
-    paper-extrapolation, or a Python file that defines recipe(data) and returns runs.
+    paper-extrapolation, laptop (48 runs of a 2-core machine), or a Python file that defines
+    recipe(data) and returns runs.
 
     Parameters N_once and N_rec, tokens and FLOPs are exact (see `loopworth ledger`); hours and
     money (US dollars) rest on the utilisation and the price. Exit code 1 where a run cannot fit.

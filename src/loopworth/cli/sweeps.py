@@ -40,7 +40,7 @@ def how_to_run(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--engine", default="local", metavar="NAME",
                      help="What does them: local, slurm or ray [local]."),
         click.option("--set", "options", multiple=True, metavar="NAME=VALUE",
-                     help="An option of the engine; see below."),
+                     help="Of the cluster, as pack=16."),
         click.option("--workers", type=_WHOLE, metavar="N", help="Runs at once [cores, or GPUs]."),
         click.option("--threads", type=_WHOLE, default=1, metavar="N", help="CPU threads [1]."),
         click.option("--gpus", type=click.IntRange(min=0), default=0, metavar="N",

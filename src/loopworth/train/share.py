@@ -169,7 +169,7 @@ def _gather(
     if done:
         torch.cat([each.reshape(-1) for each in done], out=sent[: totals[sharing.rank]])
     everything = like.new_empty(width * sharing.size)
-    dist.all_gather_into_tensor(everything, sent, group=sharing.group)
+    dist.all_gather(list(everything.view(sharing.size, width)), sent, group=sharing.group)
     results, starts = [], [rank * width for rank in range(sharing.size)]
     for shape, owner in zip(shapes, owners, strict=True):
         stop = starts[owner] + shape[0] * shape[1]
