@@ -385,6 +385,12 @@ def test_rows_of_a_pass(data):
     assert rows[0] <= rows[1] < 64
 
 
+def test_too_little_memory_is_said_with_what_to_do(data, tmp_path):
+    wide = small_run(data, model={"d_model": 2**20}, steps=1)  # a matrix of 4 TiB
+    with pytest.raises(ValueError, match=r"cpu has not enough memory .*bytes more.*--micro-batch"):
+        train_here(wide, tmp_path)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -28,7 +28,7 @@ from loopworth.train.optim import build_optimizer
 from loopworth.train.parallel import Replica, World, choose_mode, join_world
 from loopworth.train.recorder import Measured, Recorder
 from loopworth.train.result import TrainResult, run_row
-from loopworth.train.rows import micro_batch_rows
+from loopworth.train.rows import memory_in_words, micro_batch_rows
 from loopworth.train.saving import Diverged, Position, Saver
 from loopworth.train.stopping import StopRequest, stop_requests
 from loopworth.train.trackers import check_trackers
@@ -53,8 +53,8 @@ def train(
     complete.
 
     Raises ValueError where the folder is another run's or in use, where the data does not fit,
-    where the loss is no number any more (`Diverged`), where a checkpoint cannot be written or none
-    can be read (`CheckpointError`). The last good checkpoint stays in all cases.
+    where memory does not suffice, where the loss is no number any more (`Diverged`), where a
+    checkpoint cannot be written or none can be read (`CheckpointError`). The last good checkpoint stays in all cases.
     """
     machine = machine or Machine()
     check_trackers(machine.trackers)
@@ -73,6 +73,7 @@ def train(
             result = TrainResult(folder.path, True, row["step"], row["step"], row)
             tell(Finished(result, already=True))
             return result
+        stack.enter_context(memory_in_words(place))
         training = _Training(run, folder, machine, place, world, tell)
         stack.callback(training.recorder.close)
         try:

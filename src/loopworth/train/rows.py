@@ -1,6 +1,10 @@
-"""How many rows of a step go through the device at once."""
+"""How many rows of a step go through the device at once, and what is said where none does."""
 
 from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -39,6 +43,25 @@ def micro_batch_rows(
     width = 2 if place.autocast is not None else 4
     most = max(1, room // activation_bytes(run.model, _largest(run), width, checkpoint=checkpoint))
     return max(rows for rows in divisors(share) if rows <= most)
+
+
+@contextmanager
+def memory_in_words(place: Place) -> Iterator[None]:
+    """Say what to do where the device has no room, which torch reports by its allocators' names."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as problem:
+        words = str(problem)
+        of_torch = isinstance(problem, (MemoryError, torch.OutOfMemoryError))
+        if not of_torch and "DefaultCPUAllocator: can't allocate" not in words:
+            raise
+        size = re.search(r"[Tt]ried to allocate ([\d.]+ ?[KMGT]?i?B|\d+ bytes)", words)
+        wanted = f" ({size[1]} more were asked for)" if size else ""
+        raise ValueError(
+            f"{place.name} has not enough memory for this run{wanted}; use a smaller "
+            "--micro-batch, --checkpoint-activations, more devices with --parallel fsdp2, or a "
+            "smaller model. The last checkpoint stays"
+        ) from problem
 
 
 def _largest(run: RunSpec) -> Unroll:
