@@ -54,7 +54,8 @@ def train(
 
     Raises ValueError where the folder is another run's or in use, where the data does not fit,
     where memory does not suffice, where the loss is no number any more (`Diverged`), where a
-    checkpoint cannot be written or none can be read (`CheckpointError`). The last good checkpoint stays in all cases.
+    checkpoint cannot be written or none can be read (`CheckpointError`). The last good checkpoint
+    stays in all cases.
     """
     machine = machine or Machine()
     check_trackers(machine.trackers)
