@@ -150,5 +150,8 @@ def train_together(
     for process in ranks:
         process.start()
     for process in ranks:
-        process.join(180)
-    return [process.exitcode for process in ranks]
+        process.join(600)  # only a hang takes so long, and then nothing must stay behind
+    codes = [process.exitcode for process in ranks]
+    for process in ranks:
+        process.kill()
+    return codes
