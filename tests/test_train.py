@@ -169,6 +169,14 @@ def test_a_folder_that_holds_other_things_is_refused(data, tmp_path):
         train(small_run(data), tmp_path)
 
 
+def test_a_run_that_could_not_start_leaves_the_folder_to_the_next_try(data, tmp_path):
+    mistaken = small_run(data, steps=1, model={"vocab_size": 8})
+    with pytest.raises(ValueError, match="vocab"):
+        train_here(mistaken, tmp_path)
+    assert not (tmp_path / "spec.json").exists()
+    assert train_here(small_run(data, steps=1), tmp_path).complete
+
+
 def test_a_folder_in_use_is_refused(data, tmp_path):
     from loopworth.train.folder import locked
 

@@ -92,12 +92,16 @@ def test_options_reach_the_machine(spec, tmp_path):
         (("empty.json",), "the run spec has no model"),
         (("bad.toml",), "is not TOML"),
         (("folder",), "a folder without spec.json"),
+        (("utf16.json",), "utf16.json is not UTF-8 text"),
+        (("twice.json",), "twice.json: the run spec has 'd_model' more than once"),
     ],
 )
 def test_what_is_wrong_is_said(spec, tmp_path, arguments, message):
     (tmp_path / "empty.json").write_text("{}")
     (tmp_path / "bad.toml").write_text("steps = = 3")
     (tmp_path / "folder").mkdir()
+    (tmp_path / "utf16.json").write_bytes("{}".encode("utf-16"))
+    (tmp_path / "twice.json").write_text('{"model": {"d_model": 64, "d_model": 32}}')
     done = train_command(*arguments)
     assert message in str(getattr(done.exception, "message", done.exception))
 

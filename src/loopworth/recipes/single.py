@@ -60,12 +60,14 @@ def load_run(source: str) -> tuple[str, RunSpec, Path | None]:
 
 
 def _read(path: Path) -> RunSpec:
-    text = path.read_text(encoding="utf-8")
     try:
+        text = path.read_text(encoding="utf-8-sig")
         if path.suffix.lower() == ".toml":
             return RunSpec.from_json(json.loads(json.dumps(tomllib.loads(text))))
         return RunSpec.from_json(text)
     except tomllib.TOMLDecodeError as problem:
         raise ValueError(f"{path} is not TOML: {problem}") from problem
+    except UnicodeDecodeError as problem:
+        raise ValueError(f"{path} is not UTF-8 text; a run is a JSON or TOML file") from problem
     except ValueError as problem:
         raise ValueError(f"{path}: {problem}") from problem

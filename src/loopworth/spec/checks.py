@@ -65,7 +65,7 @@ def divisors(number: int) -> list[int]:
 def json_object(text: str, what: str = "model spec") -> Mapping[str, Any]:
     """Parse JSON text that must hold one object."""
     try:
-        value = json.loads(text)
+        value = json.loads(text, object_pairs_hook=lambda pairs: _once(pairs, what))
     except json.JSONDecodeError as problem:
         raise ValueError(f"the {what} is not JSON: {problem}") from problem
     if not isinstance(value, dict):
@@ -74,3 +74,12 @@ def json_object(text: str, what: str = "model spec") -> Mapping[str, Any]:
             'such as {"d_model": 640}'
         )
     return value
+
+
+def _once(pairs: list[tuple[str, Any]], what: str) -> dict[str, Any]:
+    """Refuse a field that is there twice: JSON would take the last and say nothing."""
+    names = [name for name, _ in pairs]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"the {what} has {name!r} more than once; keep one")
+    return dict(pairs)

@@ -38,7 +38,10 @@ class RunFolder:
         return self.path / METRICS
 
     def claim(self) -> None:
-        """Make the folder the run's, or find that it is.
+        """Make the folder, or find that it is the run's; `started` makes it so.
+
+        A run that cannot start, as one whose data is not there, leaves no spec, so that the next
+        try may correct it.
 
         Raises ValueError where it is another run's, and OSError where it cannot be written.
         """
@@ -53,7 +56,6 @@ class RunFolder:
                 f"{self.path} has no {SPEC} but holds {', '.join(foreign[:3])}; name a new folder "
                 "for the run"
             )
-        self._write(SPEC, self.run.to_json())
 
     def result(self) -> dict[str, Any] | None:
         """Return the result of a complete run; None where there is none that can be read."""
@@ -69,7 +71,9 @@ class RunFolder:
         self._write(RESULT, row)
 
     def started(self, environment: Mapping[str, Any], step: int) -> None:
-        """Add where the run was started or resumed, and at which step."""
+        """Make the folder the run's; add where it was started or resumed, and at which step."""
+        if not (self.path / SPEC).exists():
+            self._write(SPEC, self.run.to_json())
         try:
             starts = json.loads((self.path / ENVIRONMENT).read_bytes())["starts"]
         except (FileNotFoundError, ValueError, KeyError, TypeError):

@@ -109,8 +109,8 @@ class _Training:
         self.step, self.validation = position.step, dict(position.validation)
         self.micro_rows = self._micro_rows(position)
         self.saver.note_changes(position.exact, self._exact())
-        self.recorder = Recorder(run, self.reach, folder, machine, place, world, tell, position)
         self._announce()
+        self.recorder = Recorder(run, self.reach, folder, machine, place, world, tell, position)
 
     def _replica(self) -> Replica:
         model = build(
