@@ -177,6 +177,23 @@ def test_a_file_is_a_recipe(tmp_path) -> None:
         load_plan(str(path))
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("x = 1\nimport nothing_here", "line 2 ended with ModuleNotFoundError: No module named"),
+        ("def recipe(data):\n    return 1 / 0", "line 2 ended with ZeroDivisionError: division"),
+        ("x = 1\ndef recipe(data:\n", "line 2 ended with SyntaxError"),
+        ("def recipe():\n    return []", "ended with TypeError: recipe"),
+        ("import sys\nsys.exit(0)", "line 2 ended with SystemExit: 0"),
+    ],
+)
+def test_a_mistake_in_a_recipe_is_told_with_its_line(tmp_path, text, words):
+    path = tmp_path / "mine.py"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=f"mine.py.*{words}"):
+        load_plan(str(path))
+
+
 def test_the_command_writes_a_line_a_run() -> None:
     result = CliRunner().invoke(main, ["plan", "paper", "--csv"])
     rows = list(csv.DictReader(io.StringIO(result.output)))

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loopworth.cli import options
-from loopworth.spec import Conditioning, Injection, ModelSpec, RunSpec
+from loopworth.spec import Conditioning, DataSpec, Injection, ModelSpec, RunSpec
 
 
 @st.composite
@@ -204,3 +204,9 @@ def test_json_that_is_no_spec_is_refused(source: Any, message: str) -> None:
 
 def test_the_command_line_offers_every_injection() -> None:
     assert tuple(options.INJECTIONS) == get_args(Injection)
+
+
+def test_a_seed_that_no_generator_takes_is_refused():
+    with pytest.raises(ValueError, match="seed=9223372036854775808 is too large; it must be"):
+        DataSpec(seed=2**63)
+    assert DataSpec(seed=2**63 - 1).seed == 2**63 - 1

@@ -26,11 +26,6 @@ def as_resamples(value: object) -> int:
     return number
 
 
-def as_seed(value: object) -> int:
-    """Return the seed of a random generator: a whole number of 0 or more."""
-    return whole("seed", value, 0)
-
-
 def as_key(name: str, value: object, allowed: Iterable[str]) -> str:
     """Return a word that is one of the allowed ones.
 

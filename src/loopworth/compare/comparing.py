@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from loopworth import __version__
-from loopworth.arguments import as_key, as_recurrences, as_resamples, as_seed
+from loopworth.arguments import as_key, as_recurrences, as_resamples
 from loopworth.compare.decomposition import Decomposition, decompose
 from loopworth.compare.draws import (
     Difference,
@@ -31,6 +31,7 @@ from loopworth.law.joint import GAIN
 from loopworth.law.valley import LOOKS, resample_findings
 from loopworth.ledger import Convention
 from loopworth.runs import RunTable
+from loopworth.spec.checks import as_seed
 from loopworth.table.design import design_findings
 
 _WITHOUT_CONSTANT = ("none", "unrolled")
@@ -222,7 +223,7 @@ def compare(
     >>> round(found.methods[0].delta_phi.estimate, 2), found.recurrences
     (0.22, (1.0, 2.0, 4.0, 8.0))
     """
-    bootstrap, seed = as_resamples(bootstrap), as_seed(seed)
+    bootstrap, seed = as_resamples(bootstrap), as_seed("seed", seed)
     without = as_recurrences("without_recurrence", without_recurrence)
     if as_key("law", law, GAINS) in _WITHOUT_CONSTANT:
         usable = join_words([key for key in GAINS if key not in _WITHOUT_CONSTANT], "or")

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from loopworth.arguments import as_key, as_resamples, as_seed
+from loopworth.arguments import as_key, as_resamples
 from loopworth.findings import Finding
 from loopworth.law.diagnose import (
     anchored,
@@ -67,6 +67,7 @@ from loopworth.law.valley import (
 from loopworth.ledger import Convention
 from loopworth.quantities import format_interval
 from loopworth.runs import RunTable, load_runs
+from loopworth.spec.checks import as_seed
 from loopworth.table.design import design_findings
 
 Progress = Callable[[str, int, int], None]
@@ -99,7 +100,7 @@ def fit(
     >>> round(result.phi.estimate, 3), result.seeds_agreeing == result.seeds
     (0.434, True)
     """
-    law, bootstrap, seed = as_key("law", law, GAINS), as_resamples(bootstrap), as_seed(seed)
+    law, bootstrap, seed = as_key("law", law, GAINS), as_resamples(bootstrap), as_seed("seed", seed)
     table = _table(runs, convention, huber_delta)
     tell = on_progress or (lambda _stage, _done, _total: None)
     design = design_findings(table)

@@ -5,6 +5,7 @@ A recipe is a function of the data that returns a plan. A file of one's own defi
 """
 
 import runpy
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,8 +32,8 @@ RECIPES: dict[str, Recipe] = {
 def load_plan(source: str, data: DataSpec | None = None) -> Plan:
     """Return the plan of a recipe: its name, or the path of a Python file.
 
-    Raises ValueError for an unknown name, and for a file without a `recipe`; an error inside the
-    file is its own.
+    Raises ValueError for an unknown name, for a file without a `recipe`, and, with its line, for
+    any error inside the file.
 
     >>> len(load_plan("paper").runs)
     116
@@ -47,13 +48,27 @@ def load_plan(source: str, data: DataSpec | None = None) -> Plan:
     path = Path(source)
     if not path.is_file():
         raise ValueError(f"the recipe {source!r} is not a file; check its path")
-    recipe = runpy.run_path(str(path)).get("recipe")
+    try:
+        recipe = runpy.run_path(str(path)).get("recipe")
+        made = recipe(data or DataSpec()) if callable(recipe) else None
+    except (Exception, SystemExit) as problem:
+        raise ValueError(_where(problem, path)) from problem
     if not callable(recipe):
         raise ValueError(
             f"{source} defines no function `recipe`; add `def recipe(data): ...` that returns "
             "runs, such as loopworth.plan.iso_depth makes"
         )
-    return _as_plan(recipe(data or DataSpec()), path)
+    return _as_plan(made, path)
+
+
+def _where(problem: BaseException, path: Path) -> str:
+    """Say at which line of the user's file it stopped, and why."""
+    frames = traceback.extract_tb(problem.__traceback__)
+    lines = [frame.lineno for frame in frames if frame.filename == str(path)]
+    if isinstance(problem, SyntaxError) and problem.filename == str(path):
+        lines.append(problem.lineno)
+    place = f"{path}, line {lines[-1]}" if lines else str(path)
+    return f"the recipe {place} ended with {type(problem).__name__}: {problem}"
 
 
 def _as_plan(made: Any, path: Path) -> Plan:

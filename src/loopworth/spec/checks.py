@@ -23,6 +23,14 @@ def whole(name: str, value: object, least: int, *, optional: bool = False) -> in
     return int(value)
 
 
+def as_seed(name: str, value: object) -> int:
+    """Return the seed of a random generator: a whole number from 0 to 2^63 - 1, as torch takes."""
+    number = whole(name, value, 0)
+    if number >= 2**63:
+        raise ValueError(f"{name}={number} is too large; it must be below 2^63")
+    return number
+
+
 def real(name: str, value: object, allowed: str, remedy: str) -> float:
     """Return a positive finite number."""
     if isinstance(value, bool) or not isinstance(value, Real):

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, Self, get_args
 
-from loopworth.spec.checks import hint, json_object, one_of, real, whole
+from loopworth.spec.checks import as_seed, hint, json_object, one_of, real, whole
 from loopworth.spec.model import ModelSpec
 
 RecurrenceKind = Literal["fixed", "uniform", "poisson", "lognormal_poisson", "grow"]
@@ -50,7 +50,7 @@ class DataSpec:
         share = real("data.validation", self.validation, "above 0 and below 0.5", "0.05 is usual")
         if share >= 0.5:
             raise ValueError(f"data.validation={share} must be above 0 and below 0.5")
-        whole("data.seed", self.seed, 0)
+        as_seed("data.seed", self.seed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +181,7 @@ class RunSpec:
     def __post_init__(self) -> None:
         """Refuse a run without a horizon, a batch that is not whole rows, a contradiction."""
         self._check_horizon()
-        whole("seed", self.seed, 0)
+        as_seed("seed", self.seed)
         one_of("precision", self.precision, get_args(Precision))
         if self.validation_tokens is not None:
             whole("validation_tokens", self.validation_tokens, self.model.context, optional=True)
