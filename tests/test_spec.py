@@ -210,3 +210,8 @@ def test_a_seed_that_no_generator_takes_is_refused():
     with pytest.raises(ValueError, match="seed=9223372036854775808 is too large; it must be"):
         DataSpec(seed=2**63)
     assert DataSpec(seed=2**63 - 1).seed == 2**63 - 1
+
+
+def test_brackets_without_end_are_refused():
+    with pytest.raises(ValueError, match="the model spec is nested too deeply"):
+        ModelSpec.from_json("[" * 100_000)

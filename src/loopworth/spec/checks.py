@@ -76,6 +76,8 @@ def json_object(text: str, what: str = "model spec") -> Mapping[str, Any]:
         value = json.loads(text, object_pairs_hook=lambda pairs: _once(pairs, what))
     except json.JSONDecodeError as problem:
         raise ValueError(f"the {what} is not JSON: {problem}") from problem
+    except RecursionError:
+        raise ValueError(f"the {what} is nested too deeply to be one") from None
     if not isinstance(value, dict):
         raise ValueError(
             f"the {what} is JSON but a {type(value).__name__}; use one object, "

@@ -18,6 +18,7 @@ from loopworth.unroll import Unroll, draw
 # hundred MB the passes leave the cache anyway, and every new page costs.
 _CPU_BYTES = 2**27
 _GPU_SHARE = 0.85
+_NO_ROOM = ("DefaultCPUAllocator: can't allocate", "Storage size calculation overflowed")
 
 
 def micro_batch_rows(
@@ -53,7 +54,7 @@ def memory_in_words(place: Place) -> Iterator[None]:
     except (MemoryError, RuntimeError) as problem:
         words = str(problem)
         of_torch = isinstance(problem, (MemoryError, torch.OutOfMemoryError))
-        if not of_torch and "DefaultCPUAllocator: can't allocate" not in words:
+        if not of_torch and not any(sign in words for sign in _NO_ROOM):
             raise
         size = re.search(r"[Tt]ried to allocate ([\d.]+ ?[KMGT]?i?B|\d+ bytes)", words)
         wanted = f" ({size[1]} more were asked for)" if size else ""
