@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -41,7 +42,7 @@ class ErrorPolicy(click.Group):
         """Run a command line and exit: 0 done, 1 refused, 2 wrong usage, 130 interrupted."""
         run = partial(super().main, args, prog_name, complete_var, standalone_mode=False, **extra)
         if standalone_mode:
-            sys.exit(_exit_code(run))
+            _leave(_exit_code(run))
         return run()
 
 
@@ -80,6 +81,20 @@ def _exit_code(run: Callable[[], Any]) -> int:
         _say(f"error: {_in_words(problem)}")
         return EXIT_REFUSED
     return result if isinstance(result, int) else 0  # click hands back the code of `ctx.exit(code)`
+
+
+def _leave(code: int) -> NoReturn:
+    """Exit; one of several processes at work together without the end of the interpreter.
+
+    DDP keeps the threads of gloo alive past the end of the group. One that lets go of a tensor
+    while the interpreter ends aborts the process, and torchrun calls a finished run failed.
+    """
+    if os.environ.get("WORLD_SIZE", "1") == "1":
+        sys.exit(code)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or nobody reads
+            stream.flush()
+    os._exit(code)
 
 
 def _say(message: str) -> None:
