@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -174,3 +175,19 @@ def test_the_command_and_the_library_train_the_same(spec, data, tmp_path):
     train_command(spec, "--out", tmp_path / "command", "-q")
     train_here(small_run(data, steps=4), tmp_path / "library")
     assert same_weights(tmp_path / "command", tmp_path / "library")
+
+
+@pytest.mark.parametrize(("size", "ended"), [("1", True), ("2", False)])
+def test_one_of_several_processes_leaves_before_the_interpreter_ends(size, ended):
+    """DDP keeps gloo's threads, and one at work while the interpreter ends aborts the process."""
+    program = (
+        "import atexit; from loopworth.cli import main;"
+        "atexit.register(print, 'the interpreter ends'); main(['train', 'nothing'])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "WORLD_SIZE": size}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "'nothing' is neither a run nor a file" in done.stderr
+    assert ("the interpreter ends" in done.stdout) is ended

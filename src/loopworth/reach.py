@@ -14,15 +14,16 @@ def reach(run: RunSpec) -> Horizon:
     >>> reach(RunSpec(ModelSpec(640), budget_flops=1e18)).tokens
     954728448
     """
-    if run.budget_flops is None:
+    budget = run.budget_flops
+    if budget is None:
         steps = run.steps or max(1, round((run.tokens or 0) / run.batch_tokens))
         return _cost(run, steps)
     mean = flops_per_token(run.model, draw(run.model, run.unroll, seed=run.seed, step=0, steps=1))
     tried: dict[int, Horizon] = {}
     while True:  # the FLOPs of the draws depend on the number of steps, and it on them
-        steps = horizon(run.budget_flops, mean, run.batch_tokens).steps
+        steps = horizon(budget, mean, run.batch_tokens).steps
         if steps in tried:
-            return min(tried.values(), key=lambda each: abs(each.flops - run.budget_flops))  # type: ignore[operator]
+            return min(tried.values(), key=lambda each: abs(each.flops - budget))
         tried[steps] = _cost(run, steps)
         mean = tried[steps].flops / tried[steps].tokens
 

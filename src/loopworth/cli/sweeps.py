@@ -95,17 +95,17 @@ def start(
     """
     from loopworth.sweep.folder import SweepFolder
 
-    if recipe is None and out is None:
-        raise click.UsageError("Name a RECIPE, or with --out the folder of a sweep.")
-    plan = None
     if recipe is not None:
         from loopworth.recipes import load_plan
         from loopworth.spec import DataSpec
 
         plan = load_plan(recipe, DataSpec(source=data) if data else None)
-    folder = SweepFolder(out or Path("sweeps") / plan.name)  # type: ignore[union-attr]
-    if plan is None:
+        folder = SweepFolder(out or Path("sweeps") / plan.name)
+    elif out is not None:
+        plan, folder = None, SweepFolder(out)
         folder.require()
+    else:
+        raise click.UsageError("Name a RECIPE, or with --out the folder of a sweep.")
     if only_print:
         from loopworth.sweep.slurm import script_of
 

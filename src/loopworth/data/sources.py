@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -189,7 +190,7 @@ def _lines(handle: Iterable[bytes], file: Path) -> Iterator[bytes]:
     """Yield lines; a gzip file that ends early is an error that names it."""
     try:
         yield from handle
-    except (EOFError, gzip.BadGzipFile, gzip.zlib.error) as problem:  # type: ignore[attr-defined]
+    except (EOFError, gzip.BadGzipFile, zlib.error) as problem:
         raise ValueError(
             f"{file} is truncated or no gzip file ({problem}); copy it again"
         ) from None

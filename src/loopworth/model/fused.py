@@ -7,6 +7,7 @@ hand; everything else takes the plain formula, which the compiler fuses.
 Axes: B rows, T positions, H heads, C channels of a head, N all but the last axis, D width.
 """
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -42,7 +43,7 @@ def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
     """
     x = x.to(weight.dtype)
     if _by_hand(x):
-        return _RMSNorm.apply(x, weight)  # type: ignore[no-any-return, no-untyped-call]
+        return _rms_norm(x, weight)
     return F.rms_norm(x, weight.shape, weight, EPS)
 
 
@@ -53,7 +54,7 @@ def rotated_unit(x_BTHC: Tensor, cosine_TC: Tensor, sine_TC: Tensor) -> Tensor:
     """
     cosine, sine = cosine_TC[:, None, :], sine_TC[:, None, :]
     if _by_hand(x_BTHC):
-        return _RotatedUnit.apply(x_BTHC, cosine, sine)  # type: ignore[no-any-return, no-untyped-call]
+        return _rotated_unit(x_BTHC, cosine, sine)
     one, two = x_BTHC.chunk(2, dim=-1)
     out = torch.cat((one * cosine + two * sine, two * cosine - one * sine), dim=-1)
     return F.rms_norm(out, out.shape[-1:], eps=EPS).to(x_BTHC.dtype)
@@ -66,7 +67,7 @@ def squared_relu(x: Tensor) -> Tensor:
     tensor([0., 9.])
     """
     if _by_hand(x):
-        return _SquaredReLU.apply(x)  # type: ignore[no-any-return, no-untyped-call]
+        return _squared_relu(x)
     return F.relu(x).square()
 
 
@@ -137,3 +138,9 @@ class _SquaredReLU(torch.autograd.Function):
         (positive,) = ctx.saved_tensors
         zero = positive.new_zeros(())
         return torch.addcmul(zero, grads[0], positive, value=2)
+
+
+# torch leaves `apply` without types
+_rms_norm: Callable[..., Tensor] = _RMSNorm.apply
+_rotated_unit: Callable[..., Tensor] = _RotatedUnit.apply
+_squared_relu: Callable[..., Tensor] = _SquaredReLU.apply

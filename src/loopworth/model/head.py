@@ -130,10 +130,7 @@ class Head(nn.Module):
             scale = scale / (targets_N != IGNORED).sum()
         elif reduction != "sum":
             raise ValueError(f"reduction={reduction!r} is unknown; use 'mean', 'sum' or 'none'")
-        loss: Tensor = _SummedLoss.apply(  # type: ignore[no-untyped-call]
-            x_ND, weight, targets_N, scale, self.n_tokens, self.arithmetic
-        )
-        return loss
+        return _summed_loss(x_ND, weight, targets_N, scale, self.n_tokens, self.arithmetic)
 
     def _losses(self, x_ND: Tensor, weight: Tensor, targets_N: Tensor) -> Tensor:
         """Return the loss of each token; with gradient, a chunk's logits are computed twice."""
@@ -157,3 +154,6 @@ class Head(nn.Module):
 
 def _wide(x: Tensor) -> torch.dtype:
     return torch.float32 if x.dtype in _HALF else x.dtype
+
+
+_summed_loss: Callable[..., Tensor] = _SummedLoss.apply  # torch leaves it without types

@@ -290,8 +290,12 @@ def _between(
     name: str, value: object, low: float, high: float, *, open_above: bool = False
 ) -> None:
     """Refuse a number outside [low, high], or [low, high) where it is open above."""
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    inside = number and math.isfinite(value) and low <= value <= high  # type: ignore[arg-type, operator]
+    inside = (
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and math.isfinite(value)
+        and low <= value <= high
+    )
     if not inside or (open_above and value == high):
         raise ValueError(
             f"{name}={value!r} must be between {low} and {high}{' (excluded)' * open_above}"

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -197,7 +197,8 @@ def numerics(place: Place) -> Iterator[None]:
     threads = torch.get_num_threads()
     precision = torch.get_float32_matmul_precision()
     deterministic = torch.are_deterministic_algorithms_enabled()
-    fill = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    debugging: Any = torch.utils.deterministic  # its one setting is made at run time
+    fill = debugging.fill_uninitialized_memory
     if place.device.type == "cuda":
         torch.cuda.set_device(place.device)
         if place.deterministic:  # cuBLAS reads it when its first handle is made
@@ -207,13 +208,13 @@ def numerics(place: Place) -> Iterator[None]:
         torch.set_float32_matmul_precision("high")  # TF32 where autocast leaves float32
         torch.use_deterministic_algorithms(place.deterministic)
         # It would fill every new tensor with NaN, to find bugs that other tests look for.
-        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+        debugging.fill_uninitialized_memory = False
         yield
     finally:
         torch.set_num_threads(threads)
         torch.set_float32_matmul_precision(precision)
         torch.use_deterministic_algorithms(deterministic)
-        torch.utils.deterministic.fill_uninitialized_memory = fill  # type: ignore[attr-defined]
+        debugging.fill_uninitialized_memory = fill
 
 
 @contextmanager

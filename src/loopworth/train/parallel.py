@@ -127,7 +127,8 @@ class Replica:
         if isinstance(self.run, nn.parallel.DistributedDataParallel):
             return nullcontext() if last else self.run.no_sync()
         if self.mode == "fsdp2":
-            self.model.set_requires_gradient_sync(last)  # type: ignore[operator]
+            sharded: Any = self.model  # `fully_shard` has given it the method
+            sharded.set_requires_gradient_sync(last)
         return nullcontext()
 
     @property

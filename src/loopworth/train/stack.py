@@ -126,7 +126,7 @@ class _Stack:
         tokens_N, targets_N = rows_BT[:, :-1].flatten(), rows_BT[:, 1:].flatten()
         self.model.zero_grad()
         loss_C, sizes = self.model.forward(tokens_N.expand(cells, -1), targets_N.expand(cells, -1))
-        loss_C.sum().backward()  # type: ignore[no-untyped-call]
+        torch.autograd.backward(loss_C.sum())
         norms = self.optimiser.gradient_norms()
         step = self.members[0].step
         self.optimiser.step(step, [member.factor for member in self.members])

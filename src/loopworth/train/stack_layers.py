@@ -10,6 +10,7 @@ The arithmetic is that of `model.looped.Block`; `tests/test_stack.py` holds the 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -263,25 +264,28 @@ class _Cut(torch.autograd.Function):
         return grads[0] * passes_C[:, None, None], None
 
 
+# torch leaves `apply` without types
+_run_layer: Callable[..., Tensor] = _Layer.apply
+_run_norm: Callable[..., Tensor] = _Norm.apply
+_run_losses: Callable[..., Tensor] = _Losses.apply
+_run_cut: Callable[..., Tensor] = _Cut.apply
+
+
 def layer(x: Tensor, qkv: Tensor, o: Tensor, up: Tensor, down: Tensor, shape: Shape) -> Tensor:
     """Run one layer of all cells; see `_Layer`."""
-    out: Tensor = _Layer.apply(x, qkv, o, up, down, shape)  # type: ignore[no-untyped-call]
-    return out
+    return _run_layer(x, qkv, o, up, down, shape)
 
 
 def norm(x_CDN: Tensor, gain_CD: Tensor) -> Tensor:
     """Return the norm over the features, times a gain."""
-    out: Tensor = _Norm.apply(x_CDN, gain_CD)  # type: ignore[no-untyped-call]
-    return out
+    return _run_norm(x_CDN, gain_CD)
 
 
 def losses(x_CDN: Tensor, weight_CVD: Tensor, targets_C1N: Tensor) -> Tensor:
     """Return the mean loss of each cell, (C)."""
-    out: Tensor = _Losses.apply(x_CDN, weight_CVD, targets_C1N)  # type: ignore[no-untyped-call]
-    return out
+    return _run_losses(x_CDN, weight_CVD, targets_C1N)
 
 
 def cut(x_CDN: Tensor, passes_C: Tensor) -> Tensor:
     """Return x, whose gradient is multiplied by `passes`, one or zero a cell."""
-    out: Tensor = _Cut.apply(x_CDN, passes_C)  # type: ignore[no-untyped-call]
-    return out
+    return _run_cut(x_CDN, passes_C)
