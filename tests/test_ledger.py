@@ -397,7 +397,10 @@ def test_conditioning_costs_each_recurrence_its_own() -> None:
         (lambda: horizon(1e18, None), "flops_per_token=None is of type NoneType"),
         (lambda: horizon(1e18, 1e9, True), "batch_tokens=True is of type bool"),
         (lambda: horizon(1e18, 1e9, 2.5), "batch_tokens=2.5 is of type float"),
-        (lambda: ledger(ModelSpec(640)).count("once"), "convention='once'; use a Convention"),
+        (
+            lambda: ledger(ModelSpec(640)).count("once"),
+            "convention='once' is of type str; give a Convention",
+        ),
         (lambda: ledger(ModelSpec(640)).n_eff("2"), "gain='2' is of type str"),
         (lambda: ledger(ModelSpec(640)).weight_bytes(-1), "bytes_per_parameter=-1 must be"),
         (lambda: ledger(ModelSpec(640)).kv_bytes_per_token(None), "bytes_per_value=None is of"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from loopworth.ledger import Convention
 from loopworth.spec.checks import one_of, real, whole
 
 MOST_RESAMPLES = 100_000  # their intervals are exact to 0.3 % of their width
@@ -58,19 +57,3 @@ def as_huber_delta(value: object) -> float:
     ValueError: huber_delta=0 must be a log residual above 0 (such as 0.001)
     """
     return real("huber_delta", value, "a log residual above 0", "such as 0.001")
-
-
-def as_convention(value: object) -> Convention:
-    """Return a Convention; a word is refused, since it does not say where norms are counted.
-
-    >>> as_convention("once")
-    Traceback (most recent call last):
-    ValueError: convention='once' is of type str; give a Convention, such as Convention('once')
-    """
-    if not isinstance(value, Convention):
-        word = value if value in ("recurrent", "excluded") else "once"
-        raise ValueError(
-            f"convention={value!r} is of type {type(value).__name__}; "
-            f"give a Convention, such as Convention({word!r})"
-        )
-    return value

@@ -52,6 +52,22 @@ class Convention:
         return f"injection {self.injection}, norms {norms}, embeddings {embeddings}"
 
 
+def as_convention(value: object) -> Convention:
+    """Return a Convention; a word is refused, since it does not say where norms are counted.
+
+    >>> as_convention("once")
+    Traceback (most recent call last):
+    ValueError: convention='once' is of type str; give a Convention, such as Convention('once')
+    """
+    if not isinstance(value, Convention):
+        word = value if value in ("recurrent", "excluded") else "once"
+        raise ValueError(
+            f"convention={value!r} is of type {type(value).__name__}; "
+            f"give a Convention, such as Convention({word!r})"
+        )
+    return value
+
+
 @dataclass(frozen=True, slots=True)
 class Count:
     """Parameters under a convention; n_unique is n_once + n_rec.
@@ -78,9 +94,7 @@ class Ledger:
         >>> ledger(ModelSpec.from_scale(10)).count(Convention("once"))
         Count(n_once=20487040, n_rec=19665920, n_injection=819200, n_unique=40152960)
         """
-        convention = Convention() if convention is None else convention
-        if not isinstance(convention, Convention):
-            raise ValueError(f"convention={convention!r}; use a Convention, as Convention('once')")
+        convention = Convention() if convention is None else as_convention(convention)
         once = rec = injection = 0
         for row in self.rows:
             if row.kind == "norm" and not convention.norms:

@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from loopworth import datasets
-from loopworth.arguments import as_convention, as_huber_delta
+from loopworth.arguments import as_huber_delta
 from loopworth.findings import Finding, join_words
-from loopworth.ledger import Convention, ledger
+from loopworth.ledger import Convention, as_convention, ledger
 from loopworth.spec import ModelSpec
 from loopworth.table.architecture import all_conventions
 from loopworth.table.blocks import group_budgets, make_cells, nominal_budgets

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from loopworth.arguments import as_convention
 from loopworth.check import losses, units
 from loopworth.check.bare import read_bare
 from loopworth.check.flops import budget_findings, flops_findings
@@ -27,7 +26,7 @@ from loopworth.check.report import KINDS, CheckReport, SeedNoise, in_order, sort
 from loopworth.check.scatter import equal_findings, scatter_findings
 from loopworth.check.valleys import valley_findings
 from loopworth.findings import Finding, RefusedTable
-from loopworth.ledger import Convention
+from loopworth.ledger import Convention, as_convention
 from loopworth.runs import RunTable, assemble, open_source
 from loopworth.table.columns import match_columns
 from loopworth.table.derive import derive
